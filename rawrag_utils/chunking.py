@@ -47,7 +47,12 @@ def turn_line(turn, captions=True, dates=True):
 
 
 def document(conversation, captions=True, dates=True):
-    """Encode a `Conversation` into a `Document`; text that spells a special token is ordinary text."""
+    """Encode a `Conversation` into a `Document`; text that spells a special token is ordinary text.
+
+    Raises `BadInput` for a conversation without turns.
+    """
+    if not conversation.turns:
+        raise BadInput(f"conversation {conversation.conversation_id!r} has no turns; remove the empty conversation")
     encode = encoding().encode_ordinary
     header = (
         f"Conversation ID: {conversation.conversation_id}\nSpeaker A: {conversation.speaker_a}\n"
@@ -106,9 +111,9 @@ def turn_windows(doc, before=0, after=0):
 
 def check_size(size, overlap):
     """Raise `BadInput` unless `size` and `overlap` are whole numbers with 0 <= overlap < size."""
-    if not (isinstance(size, int) and isinstance(overlap, int) and 0 <= overlap < size):
+    if not (type(size) is int and type(overlap) is int and 0 <= overlap < size):  # True is no size
         raise BadInput(
-            f"CHUNK_SIZE={size}, CHUNK_OVERLAP={overlap}: the overlap must be a whole number from 0 to "
+            f"CHUNK_SIZE={size!r}, CHUNK_OVERLAP={overlap!r}: the overlap must be a whole number from 0 to "
             "size − 1, else windows would not move on"
         )
 

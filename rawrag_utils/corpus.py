@@ -6,13 +6,14 @@ project's own form is the user's to mend, so the first fault is refused with its
 
 import dataclasses
 import datetime
+import hashlib
 import json
 import os
 import random
 import re
 import shutil
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from rawrag_utils import paths
 from rawrag_utils.paths import BadInput
@@ -23,7 +24,10 @@ LOCOMO_FILE = "data/locomo10.json"
 SAMPLE_FILE = "data/sample/dialogues.json"
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+NAMED = {str(number): name for number, name in CATEGORIES.items()} | {name: name for name in CATEGORIES.values()}
 UNANSWERABLE = ("adversarial", "abstention")  # LoCoMo's and LongMemEval's names for questions without an answer
+LOCOMO_DATE, LONGMEMEVAL_DATE = "%I:%M %p on %d %B, %Y", "%Y/%m/%d (%a) %H:%M"
+SESSION = re.compile(r"session_([0-9]{1,9})")
 NO_SPEAKER = "Unknown speaker"
 REFUSAL = re.compile(r"not mentioned|no information|not (?:specified|provided|stated)", re.IGNORECASE)
 
@@ -94,12 +98,12 @@ def load(dataset, path=None):
     """
     path = paths.resolve(path) if path else locate(dataset)
     name = paths.relative(path)
-    items = _read_json(path)
     report = []
-    conversations, questions = _loader(items, name)(items, name, report)
-    seen = Counter(c.conversation_id for c in conversations)
-    if repeated := next((i for i, n in seen.items() if n > 1), None):
-        raise BadInput(f"{name}: conversation_id {repeated!r} stands there twice; give each conversation its own")
+    try:
+        items = _read_json(path)
+        conversations, questions = _loader(items, name)(items, name, report)
+    except RecursionError as error:
+        raise BadInput(f"{name}: nested too deeply for a conversation; see data/README.md for the form") from error
     return Corpus(label(dataset), name, digest(path), conversations, questions, report)
 
 
@@ -120,9 +124,9 @@ def locate(dataset):
     if dataset == "locomo":
         return _locate_locomo()
     path = paths.resolve(dataset)
-    if not path.exists():
+    if not str(dataset).strip() or not os.path.exists(path):
         raise BadInput(
-            f"{dataset}: no such data set or file; DATASET is sample, locomo or the path of a JSON file "
+            f"{str(dataset)!r}: no such data set or file; DATASET is sample, locomo or the path of a JSON file "
             "(a relative path starts at the repository root)"
         )
     return path
@@ -132,15 +136,13 @@ def digest(path):
     """SHA-256 of the file, or of the hashes of the JSON files of a folder."""
     if not path.is_dir():
         return paths.sha256(path)
-    import hashlib
-
     return hashlib.sha256("".join(paths.sha256(p) for p in sorted(path.glob("*.json"))).encode()).hexdigest()
 
 
 def _locate_locomo():
     given = os.environ.get("RAWRAG_LOCOMO")
     path = paths.resolve(given or LOCOMO_FILE)
-    if given and not path.exists():
+    if given and not path.is_file():
         raise BadInput(f"RAWRAG_LOCOMO={given}: no such file; correct the path or unset it to fetch LoCoMo")
     if not path.exists():
         print(
@@ -160,51 +162,62 @@ def _locate_locomo():
 
 
 def _read_json(path):
+    """The file's object in the own form; of other shapes, and of a folder of JSON files, a list of items."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
-        raise BadInput(f"{paths.relative(path)}: the folder holds no .json file")
-    items = []
-    for file in files:
-        try:
-            content = json.loads(file.read_text(encoding="utf-8-sig"))
-        except FileNotFoundError as error:
-            raise BadInput(f"{paths.relative(file)}: no such file") from error
-        except UnicodeDecodeError as error:
-            raise BadInput(
-                f"{paths.relative(file)}: byte {error.start} is not UTF-8; save the file as UTF-8"
-            ) from error
-        except (json.JSONDecodeError, RecursionError, OSError) as error:
-            where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "the file"
-            raise BadInput(
-                f"{paths.relative(file)}: {where} is not JSON ({getattr(error, 'msg', error)}); the file "
-                "may be cut off, get it again"
-            ) from error
-        if isinstance(content, dict) and "conversations" in content:
-            if len(files) > 1:
-                raise BadInput(f"{paths.relative(file)}: a folder may hold LoCoMo's older layout only; name one file")
-            return content
-        items += content if isinstance(content, list) else [content]
-    return items
+        raise BadInput(f"{paths.relative(path)}: the folder holds no .json file; name a file or another folder")
+    contents = [_parse(file) for file in files]
+    own = [file for file, content in zip(files, contents, strict=True) if _is_own(content)]
+    if own and len(files) > 1:
+        raise BadInput(f"{paths.relative(own[0])}: a folder may hold LoCoMo's older layout only; name this one file")
+    if own:
+        return contents[0]
+    return [item for content in contents for item in (content if isinstance(content, list) else [content])]
+
+
+def _is_own(content):
+    return isinstance(content, dict) and "conversations" in content
+
+
+def _parse(file):
+    name = paths.relative(file)
+    try:
+        # NaN and Infinity are not JSON, but how some tools write what is missing.
+        return json.loads(file.read_text(encoding="utf-8-sig"), parse_constant=lambda _: None)
+    except FileNotFoundError as error:
+        raise BadInput(f"{name}: no such file; correct the path") from error
+    except OSError as error:
+        raise BadInput(f"{name}: cannot be read ({error.strerror}); check the path and who may read it") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{name}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise BadInput(
+            f"{name}: line {error.lineno}, column {error.colno} is not JSON ({error.msg}); mend it there or, if the "
+            "file is cut off, get it again"
+        ) from error
+    except ValueError as error:  # Python reads no integer of more than 4,300 digits
+        raise BadInput(f"{name}: holds a number too long to read; write it as text in double quotes") from error
 
 
 def _loader(items, name):
     if isinstance(items, dict):
         return _load_own
-    first = items[0] if items and isinstance(items[0], dict) else {}
+    first = next((item for item in items if isinstance(item, dict)), {})
     if "haystack_sessions" in first:
         return _load_longmemeval
-    if "conversation" in first or any(re.fullmatch(r"session_\d+", key) for key in first):
+    if "conversation" in first or any(SESSION.fullmatch(key) for key in first):
         return _load_locomo
+    hint = 'write {"conversations": [ ]} around its conversations' if "sessions" in first else "see data/README.md"
     raise BadInput(
-        f'{name}: no known shape (own form: an object with "conversations"; LoCoMo: "conversation" with '
-        '"session_1"; LongMemEval: "haystack_sessions"); see data/README.md'
+        f'{name}: no known shape (own form: an object with "conversations"; LoCoMo: a list with "conversation" and '
+        f'"session_1"; LongMemEval: a list with "haystack_sessions"); {hint}'
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- own form
+# ------------------------------------------------------------------------------------------------------------- own form
 
 
-def _load_own(content, name, report):
+def _load_own(content, name, _report):  # nothing is repaired: it is the user's to mend
     from pydantic import ValidationError
 
     from rawrag_utils import own_form
@@ -212,15 +225,11 @@ def _load_own(content, name, report):
     try:
         checked = own_form.File.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-        raise BadInput(f"{name}: {place or 'top level'}: {first['msg']}; see data/README.md for the form") from error
+        raise BadInput(f"{name}: {own_form.explain(error)}; see data/README.md for the form") from error
     conversations, questions = [], []
     for c in checked.conversations:
         turns = tuple(
-            Turn(t.turn_id, s.session, s.date.isoformat(), s.date.date().isoformat(), t.speaker, t.text, t.caption)
-            for s in c.sessions
-            for t in s.turns
+            Turn(t.turn_id, s.session, *_iso(s.date), t.speaker, t.text, t.caption) for s in c.sessions for t in s.turns
         )
         source = c.source_id or c.conversation_id
         conversations.append(Conversation(c.conversation_id, source, c.speaker_a, c.speaker_b, turns))
@@ -240,108 +249,99 @@ def _load_own(content, name, report):
     return conversations, questions
 
 
-# ------------------------------------------------------------------------------------------------------------- LoCoMo
+# --------------------------------------------------------------------------------------------------------------- LoCoMo
 
 
 def _load_locomo(items, name, report):
-    conversations, questions = [], []
+    conversations, questions, taken = [], [], set()
     for position, item in enumerate(items):
-        source = str(item.get("sample_id") or f"conv-{position}") if isinstance(item, dict) else f"conv-{position}"
+        item = item if isinstance(item, dict) else {}
+        source = _source(item.get("sample_id"), f"conv-{position}", taken, report)
         note = _Notes(report, source)
-        held = item.get("conversation", item) if isinstance(item, dict) else None
-        if not isinstance(held, dict):
-            raise BadInput(f"{name}: item {position} ({source}) holds no conversation; remove it or get the file again")
-        turns = _locomo_turns(held, note)
+        held = item.get("conversation", item)  # the older layout has the sessions at top level
+        turns = _locomo_turns(held, note) if isinstance(held, dict) else []
         if not turns:
-            raise BadInput(f"{name}: {source} has no turns; remove the empty conversation")
-        names = [t.speaker for t in turns]
-        speakers = [_text(held.get(k), note, k, names[0]) for k in ("speaker_a", "speaker_b")]
-        conversation = Conversation(f"locomo_{position}", source, *speakers, tuple(turns))
+            raise BadInput(f"{name}: item {position} ({source}) has no turns; remove it or get the file again")
+        names = [*dict.fromkeys(t.speaker for t in turns), NO_SPEAKER]
+        a = _text(held.get("speaker_a"), note, "speaker_a", names[0])
+        b = _text(held.get("speaker_b"), note, "speaker_b", next((n for n in names if n != a), NO_SPEAKER))
+        conversation = Conversation(f"locomo_{position}", source, a, b, tuple(turns))
         conversations.append(conversation)
-        questions += _locomo_questions(item.get("qa") or [], conversation, report)
+        questions += _locomo_questions(_list(item.get("qa"), note, "qa"), conversation, report)
     return conversations, questions
 
 
 def _locomo_turns(held, note):
-    numbers = sorted(int(k[8:]) for k in held if re.fullmatch(r"session_\d+", k) and held[k])
-    keys = [int(k[8:]) for k in held if re.fullmatch(r"session_\d+", k)]
-    if keys != sorted(keys):
+    keys = [key for key in held if SESSION.fullmatch(key)]
+    ordered = sorted(keys, key=_number)
+    if keys != ordered:
         note("sessions", "keys out of order", "numeric order")
-    if empty := sorted({int(m[1]) for k in held if (m := re.fullmatch(r"session_(\d+)_date_time", k))} - set(numbers)):
+    dated = {_number(key.removesuffix("_date_time")) for key in held if key.endswith("_date_time")} - {None}
+    if empty := sorted(dated - {_number(key) for key in keys if held[key]}):
         note(f"sessions {empty[0]} to {empty[-1]}", "dates without dialogue", "left out")
     turns, taken = [], set()
-    for number in numbers:
-        stamp = _date(held.get(f"session_{number}_date_time"), "%I:%M %p on %d %B, %Y", note, f"session {number}")
-        for index, raw in enumerate(
-            held[f"session_{number}"] if isinstance(held[f"session_{number}"], list) else [], 1
-        ):
-            raw = raw if isinstance(raw, dict) else {}
-            turn_id = _text(raw.get("dia_id"), note, f"D{number}:{index}", f"D{number}:{index}")
+    for key in ordered:
+        number, session = _number(key), _list(held[key], note, key)
+        stamp = _date(held.get(f"{key}_date_time"), LOCOMO_DATE, note, f"{key}_date_time") if session else None
+        for index, raw in enumerate(session, 1):
+            place = f"D{number}:{index}"
+            raw = raw if isinstance(raw, dict) else {"text": raw}
+            turn_id = _text(raw.get("dia_id"), note, f"{place} dia_id", place)
             if turn_id in taken:
-                note(turn_id, "turn id twice", "second one renamed")
-                turn_id = f"{turn_id}~{len(turns)}"
+                note(f"{place} dia_id", "id twice", "second one renamed")
+                turn_id = _other(turn_id, taken, len(turns))
             taken.add(turn_id)
-            caption = raw.get("blip_caption")
+            speaker = _text(raw.get("speaker"), note, f"{place} speaker", NO_SPEAKER)
+            text = _text(raw.get("text"), note, f"{place} text")
+            caption = _optional(raw.get("blip_caption"), note, f"{place} blip_caption")
             if caption and not raw.get("img_url"):
-                note(turn_id, "caption without img_url", "caption kept")
-            turns.append(
-                Turn(
-                    turn_id,
-                    number,
-                    *_iso(stamp),
-                    _text(raw.get("speaker"), note, turn_id, NO_SPEAKER),
-                    _text(raw.get("text"), note, turn_id, ""),
-                    _text(caption, note, turn_id, "") if caption else None,
-                )
-            )
+                note(place, "caption without img_url", "caption kept")
+            turns.append(Turn(turn_id, number, *_iso(stamp), speaker, text, caption))
     return turns
+
+
+def _number(key):
+    match = SESSION.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def _locomo_questions(rows, conversation, report):
     turn_ids = {_canonical(t.turn_id): t.turn_id for t in conversation.turns}
     seen, questions = set(), []
-    for index, row in enumerate(rows if isinstance(rows, list) else []):
-        row = row if isinstance(row, dict) else {}
+    for index, row in enumerate(rows):
         question_id = f"{conversation.source_id}#{index}"
         note = _Notes(report, question_id)
-        text = _text(row.get("question"), note, "question", "")
+        row = row if isinstance(row, dict) else {"question": row}
+        text = _text(row.get("question"), note, "question")
         if text in seen:
             note("question", "duplicate question", "kept, keyed on index")
         seen.add(text)
-        category = CATEGORIES.get(row.get("category")) if isinstance(row.get("category"), int) else None
-        if category is None:
-            category = re.sub(r"[^\w-]+", "-", f"category-{row.get('category')}")
-            note("category", "unknown category", f"kept as {category}")
-        answer, trap = row.get("answer"), row.get("adversarial_answer")
-        if answer is None:
-            note(
-                "answer",
-                "no answer" if category != "adversarial" else "category 5 without answer",
-                "no gold" if category != "adversarial" else "gold is a refusal",
-            )
-        elif not isinstance(answer, str):
-            note("answer", "answer is not text", "text")
-        if trap is not None and REFUSAL.search(str(trap)):
+        category = _category(row.get("category"), note)
+        answer = _optional(row.get("answer"), note, "answer")
+        if answer is None and category == "adversarial":
+            note("answer", "category 5 without answer", "gold is a refusal")
+        elif answer is None:
+            note("answer", "no answer", "no gold")
+        trap = _optional(row.get("adversarial_answer"), note, "adversarial_answer")
+        if trap and REFUSAL.search(trap):
             note("adversarial_answer", "trap is itself a refusal", "special case in scores")
-        raw = row.get("evidence") or []
-        raw = tuple(str(e) for e in (raw if isinstance(raw, list) else [raw]))
-        questions.append(
-            Question(
-                question_id,
-                conversation.conversation_id,
-                text,
-                None if answer is None else _clean(str(answer)),
-                category,
-                _evidence(raw, turn_ids, note),
-                raw,
-                None if trap is None else _clean(str(trap)),
-            )
-        )
+        raw = _strings(row.get("evidence"))
+        evidence = _evidence(raw, turn_ids, note)
+        where = (question_id, conversation.conversation_id)
+        questions.append(Question(*where, text, answer, category, evidence, raw, trap))
     return questions
 
 
+def _category(value, note):
+    """The category's name for its number or name; anything else keeps a label of its own."""
+    if isinstance(value, str | int) and str(value) in NAMED:
+        return NAMED[str(value)]
+    note("category", "unknown category", "kept under its own label")
+    return re.sub(r"[^\w-]+", "-", f"category-{value}")[:40]
+
+
 def _canonical(turn_id):
-    match = re.fullmatch(r"D(\d+):(\d+)", turn_id)
+    match = re.fullmatch(r"D(\d{1,9}):(\d{1,9})", turn_id)
     return f"D{int(match[1])}:{int(match[2])}" if match else turn_id
 
 
@@ -352,15 +352,16 @@ def _evidence(raw, turn_ids, note):
         note("evidence", "no evidence", "out of recall, in for answers")
     for text in raw:
         ids = [(m[0], f"D{int(m[1])}:{int(m[2])}") for m in re.finditer(r"D:?(\d{1,9}):(\d{1,9})", text)]
+        if text in turn_ids:  # ids need not have LoCoMo's form
+            ids = [(text, text)]
         if not ids:
             note("evidence", "id that names no turn", "dropped")
         elif len(ids) > 1:
             note("evidence", "several ids in one string", f"split into {len(ids)}")
         for written, turn_id in ids:
             if written != turn_id:
-                note(
-                    "evidence", "stray colon" if written.startswith("D:") else "zero padding", f"repaired to {turn_id}"
-                )
+                fault = "stray colon" if written.startswith("D:") else "zero padding"
+                note("evidence", fault, f"repaired to {turn_id}")
             if turn_id not in turn_ids:
                 note("evidence", "turn that does not exist", f"{turn_id} dropped")
             elif turn_ids[turn_id] in found:
@@ -370,73 +371,61 @@ def _evidence(raw, turn_ids, note):
     return tuple(found)
 
 
-# -------------------------------------------------------------------------------------------------------- LongMemEval
+# ---------------------------------------------------------------------------------------------------------- LongMemEval
 
 
 def _load_longmemeval(items, name, report):
-    conversations, questions = [], []
+    conversations, questions, taken = [], [], set()
     for position, item in enumerate(items):
-        source = str(item.get("question_id") or position) if isinstance(item, dict) else str(position)
+        item = item if isinstance(item, dict) else {}
+        source = _source(item.get("question_id"), str(position), taken, report)
         note = _Notes(report, source)
-        sessions = item.get("haystack_sessions") if isinstance(item, dict) else None
-        if not isinstance(sessions, list):
-            raise BadInput(f"{name}: item {position} ({source}) has no haystack_sessions; remove it")
-        turns, evidence = _longmemeval_turns(item, sessions, note)
+        turns, evidence = _longmemeval_turns(item, note)
         if not turns:
-            raise BadInput(f"{name}: item {position} ({source}) has no turns; remove it")
+            raise BadInput(f"{name}: item {position} ({source}) has no turns in haystack_sessions; remove it")
         conversation_id = f"longmemeval_{position}"
         conversations.append(Conversation(conversation_id, source, "user", "assistant", tuple(turns)))
-        abstain = source.endswith("_abs")
-        category = "abstention" if abstain else _text(item.get("question_type"), note, "question_type", "unknown")
-        answer = item.get("answer")
-        if answer is None and not abstain:
+        text = _text(item.get("question"), note, "question")
+        category = _text(item.get("question_type"), note, "question_type", "unknown")
+        answer = _optional(item.get("answer"), note, "answer")
+        if str(item.get("question_id")).endswith("_abs"):
+            category, answer = "abstention", None  # what stands there as answer explains why there is none
+        elif answer is None:
             note("answer", "no answer", "no gold")
         if not evidence:
             note("evidence", "no evidence", "out of recall, in for answers")
-        asked = _date(item.get("question_date"), "%Y/%m/%d (%a) %H:%M", note, "question_date")
-        questions.append(
-            Question(
-                f"{source}#0",
-                conversation_id,
-                _text(item.get("question"), note, "question", ""),
-                None if answer is None or abstain else _clean(str(answer)),
-                category,
-                evidence,
-                tuple(str(s) for s in item.get("answer_session_ids") or []),
-                date=_iso(asked)[0],
-            )
-        )
+        raw = _strings(item.get("answer_session_ids"))
+        asked, _ = _iso(_date(item.get("question_date"), LONGMEMEVAL_DATE, note, "question_date"))
+        where = (f"{source}#0", conversation_id)
+        questions.append(Question(*where, text, answer, category, evidence, raw, date=asked))
     return conversations, questions
 
 
-def _longmemeval_turns(item, sessions, note):
-    given = item.get("haystack_dates")
-    dates = list(given) if isinstance(given, list) else []
-    dates += [None] * (len(sessions) - len(dates))
-    stamps = [_date(d, "%Y/%m/%d (%a) %H:%M", note, f"session {i}") for i, d in enumerate(dates, 1)]
-    # The oracle file is not sorted by date. Undated sessions keep their place at the end.
-    order = sorted(range(len(sessions)), key=lambda i: (stamps[i] is None, stamps[i] or datetime.datetime.max, i))
+def _longmemeval_turns(item, note):
+    sessions = _list(item.get("haystack_sessions"), note, "haystack_sessions")
+    dates = _list(item.get("haystack_dates"), note, "haystack_dates")
+    if len(dates) != len(sessions):
+        note("haystack_dates", "not as many dates as sessions", "paired from the first on")
+        dates = (dates + [None] * len(sessions))[: len(sessions)]
+    stamps = [_date(d, LONGMEMEVAL_DATE, note, f"haystack_dates[{i}]") for i, d in enumerate(dates)]
+    # The oracle file is not sorted by date. Undated sessions come last, in the order of the file.
+    order = sorted(range(len(sessions)), key=lambda i: (stamps[i] is None, stamps[i] or datetime.datetime.max))
     if order != list(range(len(sessions))):
-        note("sessions", "not sorted by date", "sorted")
+        note("haystack_sessions", "not sorted by date", "sorted")
     turns, evidence = [], []
     for number, i in enumerate(order, 1):
-        for index, raw in enumerate(sessions[i] if isinstance(sessions[i], list) else [], 1):
-            raw, turn_id = raw if isinstance(raw, dict) else {}, f"D{number}:{index}"
-            turns.append(
-                Turn(
-                    turn_id,
-                    number,
-                    *_iso(stamps[i]),
-                    _text(raw.get("role"), note, turn_id, NO_SPEAKER),
-                    _text(raw.get("content"), note, turn_id, ""),
-                )
-            )
+        for index, raw in enumerate(_list(sessions[i], note, f"haystack_sessions[{i}]"), 1):
+            turn_id, place = f"D{number}:{index}", f"haystack_sessions[{i}][{index - 1}]"
+            raw = raw if isinstance(raw, dict) else {"content": raw}
+            speaker = _text(raw.get("role"), note, f"{place}.role", NO_SPEAKER)
+            text = _text(raw.get("content"), note, f"{place}.content")
+            turns.append(Turn(turn_id, number, *_iso(stamps[i]), speaker, text))
             if raw.get("has_answer") is True:
                 evidence.append(turn_id)
     return turns, tuple(evidence)
 
 
-# ------------------------------------------------------------------------------------------------------ small repairs
+# -------------------------------------------------------------------------------------------------------- small repairs
 
 
 class _Notes:
@@ -454,14 +443,52 @@ def _clean(text):
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _text(value, note, place, default):
-    if not isinstance(value, str) or not (value or default == ""):
-        note(place, "missing or not text", "placeholder" if value is None or value == "" else "text")
-        return default if value is None or value == "" else _clean(str(value))
-    clean = _clean(value)
-    if clean != value:
+def _text(value, note, place, default=""):
+    """`value` as clean text. What is missing becomes `default`; where that is not empty, a blank is missing too."""
+    if value is None or (default and isinstance(value, str) and not value.strip()):
+        note(place, "missing", "placeholder" if default else "left empty")
+        return default
+    if not isinstance(value, str):
+        note(place, "not text", "made text")
+    text = str(value)
+    if (clean := _clean(text)) != text:
         note(place, "lone surrogate", "U+FFFD")
     return clean
+
+
+def _optional(value, note, place):
+    """`value` as clean text, None where it is null or blank."""
+    return None if value is None or not str(value).strip() else _text(value, note, place)
+
+
+def _list(value, note, place):
+    """`value`, or an empty list where it is none."""
+    if value is not None and not isinstance(value, list):
+        note(place, "not a list", "left out")
+    return value if isinstance(value, list) else []
+
+
+def _strings(value):
+    """What a list of ids holds, each as clean text; a single id is a list of one."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(_clean(str(v)) for v in values if v is not None)
+
+
+def _source(value, fallback, taken, report):
+    """The name of an item of the file, made one of a kind: question ids begin with it."""
+    note = _Notes(report, fallback)
+    source = _text(value, note, "id", fallback)
+    if source in taken:
+        note("id", "id twice", "second one renamed")
+        source = _other(source, taken, fallback)
+    taken.add(source)
+    return source
+
+
+def _other(name, taken, suffix):
+    while name in taken:
+        name = f"{name}~{suffix}"
+    return name
 
 
 def _date(value, form, note, place):
@@ -490,11 +517,13 @@ def select(questions, categories=(1, 2, 3, 4), count=0, seed=0):
     >>> [x.category for x in select(q, count=3)]
     ['temporal', 'multi-hop', 'temporal']
     """
-    names = {CATEGORIES.get(c, c) for c in categories}
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise BadInput(f"QUESTIONS: {count!r} is no number of questions; give 0 for all or the first how many")
+    names = {NAMED.get(str(c), str(c)) for c in categories}
     own = {q.category for q in questions} - set(CATEGORIES.values())
     if unknown := names - set(CATEGORIES.values()) - own:
         known = list(CATEGORIES.values()) + sorted(own)
-        raise BadInput(f"CATEGORIES: {sorted(map(str, unknown))[0]!r} is not one of {', '.join(known)} (or 1 to 5)")
+        raise BadInput(f"CATEGORIES: {min(unknown)!r} is not one of {', '.join(known)} (or 1 to 5)")
     if set(list(CATEGORIES.values())[:4]) <= names:
         names |= own - set(UNANSWERABLE)
     if CATEGORIES[5] in names:
@@ -527,7 +556,7 @@ def main(arguments):
     if arguments:
         source = paths.resolve(arguments[0])
         if not source.is_file():
-            raise BadInput(f"{arguments[0]}: no such file")
+            raise BadInput(f"{arguments[0]}: no such file; correct the path (a relative one starts at the root)")
         if paths.sha256(source) != LOCOMO_SHA256:
             raise BadInput(
                 f"{arguments[0]}: not LoCoMo's locomo10.json (sha256 {LOCOMO_SHA256[:12]}… expected); "
@@ -535,7 +564,7 @@ def main(arguments):
             )
         with paths.atomic(target, "wb") as out, open(source, "rb") as file:
             shutil.copyfileobj(file, out)
-    corpus = load("locomo")
+    corpus = load("locomo", target if arguments else None)
     turns = sum(len(c.turns) for c in corpus.conversations)
     print(
         f"{corpus.path}: {len(corpus.conversations)} conversations, {turns:,} turns, "
@@ -550,3 +579,5 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except BadInput as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped; run again to go on where it stopped")

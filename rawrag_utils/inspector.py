@@ -1,12 +1,15 @@
 """Chunk-to-turn pictures: every view is a function that returns a figure or static HTML; widgets only choose."""
 
 import html
+import re
 
 from rawrag_utils import chunking
+from rawrag_utils.paths import BadInput
 
 # Okabe-Ito: told apart by colour-blind readers, and in grey by their lightness.
-SPEAKER_COLOURS = ("#56B4E9", "#F0E442")
+SPEAKER_COLOURS = {"speaker A": "#56B4E9", "speaker B": "#F0E442", "others": "#009E73"}
 WINDOW_COLOURS = ("#BBBBBB", "#DDDDDD")
+EXPANSION_COLOUR = "#0072B2"
 EVIDENCE_COLOUR = "#D55E00"
 
 
@@ -19,85 +22,85 @@ def chunk_map(part, first=0, last=5, evidence=()):
     """
     import matplotlib.pyplot as plt
 
+    _check_window(part, first)
     windows, context = part["chunks"][first : last + 1], part["turn_context"]
-    spans, lines = context["turn_spans"], context["turn_lines"]
+    if not windows:
+        raise BadInput(f"windows {first} to {last}: the last lies before the first; swap them")
+    spans, speakers = context["turn_spans"], _speakers(context)
     figure, ax = plt.subplots(figsize=(11, 3.2), layout="constrained")
-    speakers = _speakers(lines)
-    touched = range(max(0, windows[0]["start_turn"]), windows[-1]["end_turn"] + 1)
+    touched = range(windows[0]["start_turn"], max(w["end_turn"] for w in windows) + 1)
+    edges = [w[side] for w in windows for side in ("start_token", "end_token")] + [t for i in touched for t in spans[i]]
+    width = max(edges) - min(edges)
     for turn in touched:
         start, end = spans[turn]
-        ax.barh(
-            0,
-            end - start,
-            left=start,
-            height=0.7,
-            color=SPEAKER_COLOURS[speakers[turn] % 2],
-            edgecolor="white",
-            linewidth=0.8,
-        )
-        if end - start >= 14:
+        colour = SPEAKER_COLOURS[speakers[turn]]
+        ax.barh(0, end - start, left=start, height=0.7, color=colour, edgecolor="white", linewidth=0.8)
+        if end - start >= 0.006 * width * len(str(turn)):  # room for the digits
             ax.text((start + end) / 2, 0, str(turn), ha="center", va="center", fontsize=7)
         if turn in evidence:
             ax.plot((start + end) / 2, -0.52, marker="^", color=EVIDENCE_COLOUR, markersize=8, clip_on=False)
     for row, window in enumerate(windows):
-        _draw_window(ax, window, spans, level=1 + row % 2)
+        _draw_window(ax, window, spans, level=1 + row % 2, width=width)
     ax.set_yticks([0, 1.5], ["turns", "windows"])
+    ax.set_xlim(min(edges) - 0.01 * width, max(edges) + 0.01 * width)
     ax.set_ylim(-0.8, 2.6)
     ax.set_xlabel("token of the conversation (cl100k)")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
-    _legend(ax, bool(evidence))
+    _legend(ax, {speakers[turn] for turn in touched}, any(turn in evidence for turn in touched))
     return figure
 
 
-def _speakers(lines):
-    """A number a line: its speaker's position in order of appearance. The speaker stands between `] ` and `: `."""
-    names = [line.split("] ", 1)[-1].split(":", 1)[0] for line in lines]
-    order = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    return [order[name] for name in names]
+def _check_window(part, index):
+    windows = len(part["chunks"])
+    if not 0 <= index < windows:
+        raise BadInput(f"window {index}: the conversation has {windows} windows, choose from 0 to {windows - 1}")
 
 
-def _draw_window(ax, window, spans, level):
-    start, end = window["start_token"], window["end_token"]
-    ax.barh(
-        level,
-        end - start,
-        left=start,
-        height=0.6,
-        color=WINDOW_COLOURS[level - 1],
-        edgecolor="black",
-        linewidth=0.8,
-        zorder=3,
-    )
-    first, last = window["start_turn"], window["end_turn"]
-    label = (
-        f"window {window['chunk_index']}\nturns {first} to {last}"
-        if first <= last
-        else f"window {window['chunk_index']}"
-    )
+def _speakers(context):
+    """For each turn `speaker A`, `speaker B` or `others`: the header names the two, the line starts with one of them.
+
+    A name may hold `: ` or `] `, so names are compared, not cut out of the line.
+    """
+    match = re.fullmatch(r"Conversation ID: .*\nSpeaker A: (.*)\nSpeaker B: (.*)\n\n", context["header"], re.DOTALL)
+    names = zip(("speaker A", "speaker B"), match.groups() if match else (), strict=False)
+    names = sorted(names, key=lambda name: -len(name[1]))  # of `Ann` and `Ann: the elder` the longer one first
+    speakers = []
+    for line, date in zip(context["turn_lines"], context["turn_session_dates"], strict=True):
+        line = line.removeprefix(f"[{date or 'undated'}] ")
+        speakers.append(next((role for role, name in names if line.startswith(f"{name}: ")), "others"))
+    return speakers
+
+
+def _draw_window(ax, window, spans, level, width):
+    start, end, first, last = (window[f] for f in ("start_token", "end_token", "start_turn", "end_turn"))
+    box = {"height": 0.6, "linewidth": 0.8}
+    ax.barh(level, end - start, left=start, color=WINDOW_COLOURS[level - 1], edgecolor="black", zorder=3, **box)
+    label = str(window["chunk_index"])
+    if end - start >= 0.09 * width:  # room for words
+        label = f"window {label}\n" + (f"turns {first} to {last}" if first <= last else "no turn")
     ax.text((start + end) / 2, level, label, ha="center", va="center", fontsize=7, zorder=4)
-    if first <= last:
-        for a, b in ((spans[first][0], start), (end, spans[last][1])):
-            if b > a:
-                ax.barh(level, b - a, left=a, height=0.6, fill=False, hatch="////", edgecolor="#0072B2", linewidth=0.6)
+    for a, b in ((spans[first][0], start), (end, spans[last][1])) if first <= last else ():
+        if b > a:
+            ax.barh(level, b - a, left=a, fill=False, hatch="////", edgecolor=EXPANSION_COLOUR, **box)
 
 
-def _legend(ax, evidence):
+def _legend(ax, speakers, evidence):
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=c, label=f"speaker {name}") for c, name in zip(SPEAKER_COLOURS, "AB", strict=True)]
+    handles = [Patch(facecolor=colour, label=name) for name, colour in SPEAKER_COLOURS.items() if name in speakers]
     handles += [
         Patch(facecolor=WINDOW_COLOURS[0], edgecolor="black", label="window: what the retriever sees"),
-        Patch(facecolor="white", edgecolor="#0072B2", hatch="////", label="restored by expansion to whole turns"),
+        Patch(
+            facecolor="white", edgecolor=EXPANSION_COLOUR, hatch="////", label="restored by expansion to whole turns"
+        ),
     ]
     if evidence:
-        handles.append(
-            Line2D([], [], color=EVIDENCE_COLOUR, marker="^", linestyle="", markersize=8, label="evidence turn")
-        )
-    ax.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncol=len(handles), frameon=False, fontsize=8
-    )
+        marker = {"marker": "^", "markersize": 8, "linestyle": ""}
+        handles.append(Line2D([], [], color=EVIDENCE_COLOUR, label="evidence turn", **marker))
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
+    ax.legend(handles=handles, ncol=len(handles), frameon=False, fontsize=8, **place)
 
 
 def window_and_turns(part, chunk_index):
@@ -105,29 +108,32 @@ def window_and_turns(part, chunk_index):
 
     What expansion restores (the parts of the first and last turn outside the window) is marked. All text is escaped.
     """
+    _check_window(part, chunk_index)
     chunk, context = part["chunks"][chunk_index], part["turn_context"]
     spans, rows = context["turn_spans"], []
     for turn in chunking.expand([chunk], len(spans))[0]:
-        rows.append(f"<p style='margin:0 0 .5em'>{_marked(context['turn_lines'][turn], spans[turn], chunk)}</p>")
-    cell = "<td style='width:50%;vertical-align:top;text-align:left;white-space:pre-wrap;padding:.6em'>"
-    name = html.escape(chunk["chunk_id"])
+        marked = _marked(context["turn_lines"][turn], spans[turn], chunk)
+        rows.append(f"<p dir='auto' style='margin:0 0 .5em'>{marked}</p>")
+    touched = f"turns {chunk['start_turn']} to {chunk['end_turn']}" if rows else "no turn"
+    text = "text-align:start;white-space:pre-wrap;overflow-wrap:anywhere"
+    cell = f"<td dir='auto' style='width:50%;vertical-align:top;{text};padding:.6em'>"
     return (
         "<table style='width:100%;table-layout:fixed'><caption style='text-align:left'>"
-        f"{name}: tokens {chunk['start_token']} to {chunk['end_token']}, turns {chunk['start_turn']} to "
-        f"{chunk['end_turn']}; <mark>marked</mark>: restored by expansion</caption>"
+        f"<bdi>{html.escape(chunk['chunk_id'])}</bdi>: tokens {chunk['start_token']} to {chunk['end_token']} (end "
+        f"exclusive), {touched}; <mark>marked</mark>: restored by expansion</caption>"
         "<tr><th style='text-align:left'>the retriever sees</th><th style='text-align:left'>the reader gets</th></tr>"
         f"<tr>{cell}{html.escape(chunk['content'])}</td>{cell}{''.join(rows)}</td></tr></table>"
     )
 
 
 def _marked(line, span, chunk):
-    """The line with its parts outside the window in <mark>; the cut falls between tokens, on a whole character."""
+    """The line with what the window's content lacks in <mark>: a character that an edge cuts is outside."""
     tokens = chunking.encoding().encode_ordinary(line)
     a, b = max(0, chunk["start_token"] - span[0]), min(len(tokens), chunk["end_token"] - span[0])
     decode = chunking.encoding().decode_bytes
-    before, inside = (decode(part).decode("utf-8", "ignore") for part in (tokens[:a], tokens[:b]))
-    pieces = line[: len(before)], line[len(before) : len(inside)], line[len(inside) :]
+    inside, to_the_end = (decode(part).decode("utf-8", "ignore") for part in (tokens[a:b], tokens[a:]))
+    start = len(line) - len(to_the_end)
+    end = start + len(inside)
     mark = "<mark>{}</mark>".format
-    return "".join(
-        wrap(html.escape(piece)) if piece else "" for wrap, piece in zip((mark, str, mark), pieces, strict=True)
-    )
+    pieces = (mark, line[:start]), (str, line[start:end]), (mark, line[end:])
+    return "".join(wrap(html.escape(piece)) for wrap, piece in pieces if piece)

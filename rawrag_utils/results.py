@@ -12,7 +12,9 @@ import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
+import sys
 import time
 
 import rawrag_utils
@@ -233,6 +235,55 @@ def wide(table, metrics, category="all"):
     return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=["n", *metrics]).fillna("")
 
 
+def read_table(path):
+    """A result table as `save_table` wrote it. Raises `BadInput` where it is missing, cut off or of another schema."""
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(path)
+    except FileNotFoundError as error:
+        raise BadInput(f"{paths.relative(path)}: no such table; make it with make results or make run") from error
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{paths.relative(path)}: not a result table ({error}); run the notebook again") from error
+    if list(table.columns) != list(COLUMNS):
+        raise BadInput(f"{paths.relative(path)}: columns are not {', '.join(COLUMNS)}; run the notebook again")
+    return table
+
+
+def markdown(frame, corner=""):
+    """A DataFrame of short cells as a Markdown table, its index as the first column.
+
+    >>> import pandas as pd
+    >>> print(markdown(pd.DataFrame({"n": [9]}, index=["dense"]), "variant"))
+    | variant | n |
+    |---|---|
+    | dense | 9 |
+    """
+    lines = [[corner, *map(str, frame.columns)], ["---"] * (len(frame.columns) + 1)]
+    lines += [
+        [str(name).replace("|", "\\|"), *map(str, row)] for name, row in zip(frame.index, frame.values, strict=True)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" if line[0] != "---" else f"|{'|'.join(line)}|" for line in lines)
+
+
+def filled(text):
+    """`text` with every marked table made anew from its result file; numbers are never typed by hand.
+
+    A mark names file, variants and metrics, as in `<!-- table results/sample/local/02_embedding.csv: dense, bm25:
+    recall@5 -->`; the table ends at `<!-- end -->`.
+    """
+
+    def fill(mark):
+        file, variants, metrics = (part.strip() for part in mark[1].split(":", 2))
+        table = wide(read_table(paths.resolve(file)), [m.strip() for m in metrics.split(",")])
+        names = [v.strip() for v in variants.split(",")]
+        if missing := [v for v in names if v not in table.index]:
+            raise BadInput(f"{file}: no variant {missing[0]!r}; it has {', '.join(table.index)}")
+        return f"<!-- table {mark[1]}-->\n{markdown(table.loc[names], 'variant')}\n<!-- end -->"
+
+    return re.sub(r"<!-- table (.*?)-->.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
 def _number(value):
     """Three decimals, without the zero that every share begins with; one decimal from 10 on."""
     return (
@@ -348,3 +399,13 @@ def _commit():
         return git("rev-parse", "HEAD").strip() + ("+changes" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+if __name__ == "__main__":  # `make readme`
+    try:
+        page = paths.resolve("README.md")
+        text = filled(page.read_text(encoding="utf-8"))
+        with paths.atomic(page) as file:
+            file.write(text)
+    except BadInput as error:
+        sys.exit(f"error: {error}")

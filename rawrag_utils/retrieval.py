@@ -16,18 +16,26 @@ def dense(index, questions, vectors, top=None):
     """Rank windows by cosine: `vectors` (questions, dimensions) against the index's, all L2-normalised.
 
     Exact, one matrix product a conversation. `top` cuts each ranking; None keeps every window. Raises `BadInput` for
-    a question about a conversation that the index does not hold, and for vectors of another length than the index's.
+    a question about a conversation that the index does not hold, and for vectors that are not finite or of another
+    length than the index's.
     """
+    vectors = np.asarray(vectors, np.float64)
     if len(vectors) != len(questions):
         raise BadInput(f"{len(vectors)} query vectors for {len(questions)} questions; wanted one each")
+    if len(broken := np.argwhere(~np.isfinite(vectors))):
+        name = questions[broken[0][0]].question_id
+        raise BadInput(f"{name}: its vector is not finite (NaN or infinity); embed the question again")
 
     def score(part, rows):
-        if vectors.shape[1] != part["embeddings"].shape[1]:
+        asked, windows = vectors[rows], part["embeddings"]
+        if asked.shape[1:] != windows.shape[1:]:
             raise BadInput(
-                f"query vectors have {vectors.shape[1]} dimensions, the index {part['embeddings'].shape[1]}; "
+                f"query vectors of shape {asked.shape[1:]}, the index's {windows.shape[1:]}; "
                 "embed both with the same profile"
             )
-        return np.asarray(vectors)[rows] @ part["embeddings"].T
+        # In float32 a product's last bit depends on its place in the batch: equal windows would not tie, and fewer
+        # questions could rank otherwise. Rounded from float64 it does not.
+        return (asked @ windows.T.astype(np.float64)).astype(np.float32)
 
     ranking = _rank(index, questions, score, top)
     ranking["similarity"] = ranking["score"]

@@ -9,35 +9,23 @@ RAWRAG_RESULTS name other folders than runs/ and results/, FORCE=1 repeats finis
 """
 
 import argparse
-import asyncio
-import csv
 import json
-import logging
 import math
 import os
-import pathlib
 import re
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 
-from rawrag_utils import corpus, paths, results
+from rawrag_utils import corpus, execution, paths, results
+from rawrag_utils.execution import Failed, say, where
 from rawrag_utils.paths import BadInput
 
 PARAMS = paths.ROOT / "notebooks" / "params"
 SILENCE = 1800  # seconds a cell may go without a word
-STARTS = 3  # times a kernel is started before giving up: kernels that start together can race for a port
-TICK = 0.5  # seconds between two looks at a running cell
+MAIN = ("recall@15", "recall@1000tok", "turn_recall@10", "official_f1")  # columns of the table printed at the end
 CHECKED = ("01", "02", "03")  # what these notebooks compute is deterministic; later ones ask models
-PULSE = 60  # seconds between two lines about a long cell, where lines cannot be drawn over
-
-
-class Failed(Exception):
-    """A notebook that began and did not end well. The message is one line."""
 
 
 # ----------------------------------------------------------------------------------------------- parameters and plans
@@ -164,16 +152,16 @@ def run_notebook(path, parameters, *, force=False, silence=SILENCE, title=""):
     try:
         with filelock.FileLock(folder / ".lock", timeout=0):
             if finished(folder, path.stem, identity) and not force:
-                _say(f"{title}  finished before, skipped (FORCE=1 repeats it)")
+                say(f"{title}  finished before, skipped (FORCE=1 repeats it)")
                 return folder
             # A repeated run that is killed half-way must not look finished.
             (folder / f"{path.stem}.run.json").unlink(missing_ok=True)
             defaults = results.declared(path)
             worth = {k: v for k, v in parameters.items() if k in ("DATASET", "PROFILE") or v != defaults[k]}
-            _say("  ".join((title, *(f"{k}={v}" for k, v in worth.items()))))
-            _execute(path, parameters, folder, silence)
+            say("  ".join((title, *(f"{k}={v}" for k, v in worth.items()))))
+            execution.execute(path, parameters, folder, silence)
     except filelock.Timeout as error:
-        raise BadInput(f"{path.stem}: this very run is already going on in {_where(folder)}; wait for it") from error
+        raise BadInput(f"{path.stem}: this very run is already going on in {where(folder)}; wait for it") from error
     return folder
 
 
@@ -185,158 +173,6 @@ def finished(folder, notebook, identity):
         return False
     files = {folder / name: digest for name, digest in record["files"].items()}
     return record["run_id"] == identity and all(p.is_file() and paths.sha256(p) == d for p, d in files.items())
-
-
-def _execute(path, parameters, folder, silence):
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-    from papermill.engines import papermill_engines
-
-    # Their loggers say what is said here as well, and call a parameter with `=` in its default unknown.
-    logging.getLogger("papermill").addHandler(logging.NullHandler())
-    logging.getLogger("papermill").propagate = False
-    copy, places = folder / path.name, {}
-    with (
-        tempfile.TemporaryDirectory(prefix="rawrag-", ignore_cleanup_errors=True) as private,
-        open(folder / "log.txt", "w", encoding="utf-8", errors="replace", buffering=1) as log,
-    ):
-        environment = {
-            **os.environ,
-            "RAWRAG_RUN_FOLDER": str(folder),
-            "IPYTHONDIR": private,  # the user's start-up files change no result, and histories are not locked
-            "JUPYTER_PREFER_ENV_PATH": "1",
-            "PYTHONHASHSEED": "0",
-            "TQDM_DISABLE": "1",  # bars flood logs; progress is printed lines
-        }
-        launch = {"cwd": str(paths.ROOT), "env": environment, "stdout": subprocess.DEVNULL, "stderr": log}
-        papermill_engines.register("rawrag", _engine(log, places, silence, pathlib.Path(private), launch))
-        try:
-            # papermill formats paths with the parameters: braces of a folder's name are no fields.
-            papermill.execute_notebook(
-                *(str(p).replace("{", "{{").replace("}", "}}") for p in (path, copy)),
-                parameters,
-                engine_name="rawrag",
-                kernel_name="python3",
-                language="python",
-                progress_bar=False,
-            )
-        except papermill.PapermillExecutionError as error:
-            last = [line for line in f"{error.ename}: {error.evalue}".splitlines() if line.strip()][-1]
-            place, message = places.get(error.cell_index), error.evalue if error.ename == "BadInput" else last
-        except DeadKernelError:
-            place, message = None, "the kernel died, perhaps for want of memory"
-        except Failed as error:
-            place, message = None, error
-        else:
-            return
-    place = place or places[max(places)] if places else "before the first cell"
-    raise Failed(f"{path.stem}: {place}: {' '.join(str(message).split())}; see {_where(copy)}")
-
-
-def _engine(log, places, silence, private, launch):
-    """A papermill engine (a class): this Python as kernel, started again if need be, and a limit on silence.
-
-    nbclient's own `timeout` counts a cell's length, so that a cell that reports progress for an hour and one that
-    hangs look alike. Here each message of the kernel starts the count anew.
-    """
-    from jupyter_core.utils import ensure_async, ensure_event_loop, run_sync
-    from papermill.clientwrap import PapermillNotebookClient
-    from papermill.engines import Engine
-    from papermill.log import logger
-
-    def drop_tasks():  # what an interrupt leaves in the event loop would complain when the program ends
-        loop = ensure_event_loop()
-        if tasks := asyncio.all_tasks(loop):
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.wait(tasks, timeout=5))
-            for task in tasks:
-                task.cancelled() or (task.done() and task.exception())  # seen, so not reported
-
-    class Client(PapermillNotebookClient):
-        begun, heard, said = False, 0.0, ""
-
-        def create_kernel_manager(self):
-            manager = super().create_kernel_manager()
-            # With no folder to search, `python3` is the interpreter that runs this, whatever kernels a user has
-            # installed under that name. JUPYTER_PREFER_ENV_PATH alone gives way to JUPYTER_PATH.
-            manager.kernel_spec_manager.kernel_dirs = []
-            manager.connection_file = str(private / "kernel.json")  # the home folder may be read-only
-            return manager
-
-        def execute(self, **kwargs):
-            for attempt in range(1, STARTS + 1):
-                try:
-                    return super().execute(**launch)
-                except RuntimeError as error:
-                    if self.begun:
-                        raise
-                    _say(f"  the kernel did not start ({error}), attempt {attempt} of {STARTS}", log)
-                finally:
-                    drop_tasks()
-                    if self.km is not None and self.km.has_kernel:  # stopped before its first answer
-                        ensure_event_loop().run_until_complete(ensure_async(self.km.shutdown_kernel(now=True)))
-            raise Failed("the kernel did not start; log.txt beside the copy has what it said")
-
-        def papermill_execute_cells(self):
-            self.begun = True
-            try:
-                super().papermill_execute_cells()
-            except BaseException:
-                drop_tasks()
-                self.shutdown_kernel = "immediate"
-                last = max(places, default=0)
-                self.nb_man.cell_exception(self.nb.cells[last], cell_index=last)
-                raise
-
-        def process_message(self, message, *args):
-            self.heard = time.monotonic()
-            self.said = (self.said + str(message["content"].get("text", "")))[-400:]
-            return super().process_message(message, *args)
-
-        async def async_execute_cell(self, cell, cell_index, *args, **kwargs):
-            if cell.cell_type != "code" or not cell.source.strip():
-                return cell
-            places[cell_index], label = _place(self.nb, cell_index)
-            print(f"---{label.rstrip()}", file=log)
-            self.heard = started = pulse = time.monotonic()
-            self.said = ""
-            task = asyncio.ensure_future(super().async_execute_cell(cell, cell_index, *args, **kwargs))
-            while not (await asyncio.wait([task], timeout=TICK))[0]:
-                now = time.monotonic()
-                if now - self.heard > silence:
-                    # The interrupt's traceback in the executed copy shows where the cell hung.
-                    await ensure_async(self.km.interrupt_kernel())
-                    await asyncio.wait([task], timeout=10)
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
-                    raise Failed(f"silent for {silence:g} s, stopped")
-                if sys.stderr.isatty() or now - pulse >= PULSE:
-                    pulse = now
-                    line = self.said.rpartition("\n")[0].rstrip().rpartition("\n")[2]  # the last whole one
-                    _say(f"{label} {now - started:7.0f} s  {''.join(filter(str.isprintable, line))}", end="")
-            failed = task.exception() is not None
-            _say(f"{label} {time.monotonic() - started:7.1f} s{'  failed' if failed else ''}")
-            return task.result()
-
-        execute_cell = run_sync(async_execute_cell)  # the one that papermill calls
-
-    class SilenceEngine(Engine):
-        @classmethod
-        def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
-            streams = {"log": logger, "stdout_file": log, "stderr_file": log}
-            Client(nb_man, kernel_name=kernel_name, iopub_timeout=60, **streams).execute()
-
-    return SilenceEngine
-
-
-def _place(nb, index):
-    """Where a cell is, for messages (`cell 3 (Window sizes)`, counted as Jupyter counts) and for the progress line."""
-    code = [i for i, c in enumerate(nb.cells) if c.cell_type == "code" and c.source.strip()]
-    above = "\n".join(c.source for c in nb.cells[:index] if c.cell_type == "markdown")
-    heading = (re.findall(r"^#+\s+(.+?)\s*$", above, re.MULTILINE) or ["no heading"])[-1]
-    number = code.index(index) + 1
-    return f"cell {number} ({heading})", f"  cell {number:>2}/{len(code)}  {heading[:50]:<50}"
 
 
 # ------------------------------------------------------------------------------------------- publishing and comparing
@@ -365,32 +201,18 @@ def publish(folder, notebook, target):
     return copied
 
 
-def read_rows(path):
-    """The rows of a result table as dicts of strings; none where there is no such file."""
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.is_file() else []
+def main_numbers(table):
+    """Lines of a compact table of a notebook's results: a row a variant, the metrics that matter most as columns.
 
-
-def main_numbers(rows):
-    """Lines of a compact table: the rows of category `all`, each with its interval where it has one.
-
-    >>> row = {"variant": "dense", "metric": "recall@15", "category": "all", "n": "1536", "value": "0.770000"}
-    >>> print(*main_numbers([{**row, "ci_low": "0.74", "ci_high": "0.80"}]), sep="\\n")
-    variant  metric     n     value
-    dense    recall@15  1536  0.770 [0.740, 0.800]
+    >>> import pandas as pd
+    >>> row = {"variant": "dense", "metric": "recall@15", "category": "all", "n": 1536, "value": 0.77}
+    >>> print(*main_numbers(pd.DataFrame([{**row, "ci_low": 0.74, "ci_high": 0.8}])), sep="\\n")
+              n          recall@15
+    dense  1536  .770 [.740, .800]
     """
-
-    def cell(row):
-        interval = f" [{_short(row['ci_low'])}, {_short(row['ci_high'])}]" if row["ci_low"] and row["ci_high"] else ""
-        return _short(row["value"]) + interval
-
-    chosen = [r for r in rows if r["category"] == "all"]
-    lines = [(r["variant"], r["metric"], f"{float(r['n']):.0f}" if r["n"] else "", cell(r)) for r in chosen]
-    return aligned([("variant", "metric", "n", "value"), *lines]) if lines else []
-
-
-def _short(text):
-    number = float(text or "nan")
-    return f"{number:.3f}" if abs(number) <= 1 or math.isnan(number) else f"{number:,.2f}".removesuffix(".00")
+    there = list(dict.fromkeys(table["metric"]))
+    metrics = [m for m in MAIN if m in there] or there[:4]
+    return results.wide(table, metrics).to_string().splitlines()
 
 
 def aligned(rows):
@@ -411,16 +233,18 @@ def verdict(value, expected, tolerance):
 
 
 def compare(expected, tables):
-    """Compare `expected` {notebook: rows} with `tables` {notebook: rows read}; returns lines and whether all passed."""
+    """Compare `expected` {notebook: rows} with `tables` {notebook: result table}; returns lines and if all passed."""
     lines, verdicts = [("", "notebook", "variant", "metric", "category", "value", "expected", "source")], []
     for notebook, wanted in expected.items():
+        values = {}
+        if notebook in tables:
+            values = tables[notebook].set_index(["variant", "metric", "category"])["value"].to_dict()
         for row in wanted:
-            key = ("variant", "metric", "category")
-            found = [r["value"] for r in tables.get(notebook, []) if all(r[k] == row[k] for k in key)]
-            value = float(found[0]) if found and found[0] else None
+            key = row["variant"], row["metric"], row["category"]
+            value = values.get(key)
             verdicts.append(verdict(value, row["value"], row["tolerance"]))
             numbers = "missing" if value is None else f"{value:.3f}", f"{row['value']:.3f} ±{row['tolerance']:g}"
-            lines.append((verdicts[-1], notebook, *(row[k] for k in key), *numbers, str(row.get("source", ""))))
+            lines.append((verdicts[-1], notebook, *key, *numbers, str(row.get("source", ""))))
     return aligned(lines), "FAIL" not in verdicts
 
 
@@ -474,17 +298,17 @@ def main(arguments=None):
             return _run_plan(given.plan, given.profile, force, given.silence)
         return _run_check(given.check, given.profile, given.silence)
     except Failed as error:
-        _say(f"failed: {error}")
+        say(f"failed: {error}")
         return 1
     except BadInput as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return 2
     except OSError as error:
-        place = _where(error.filename or "files of the run")
-        _say(f"error: {place}: {error.strerror or error}; free space or choose another folder (RAWRAG_RUNS), run again")
+        place = where(error.filename or "files of the run")
+        say(f"error: {place}: {error.strerror or error}; free space or choose another folder (RAWRAG_RUNS), run again")
         return 2
     except KeyboardInterrupt:
-        _say("stopped; the kernel is shut down, finished runs are kept")
+        say("stopped; the kernel is shut down, finished runs are kept")
         return 130
     finally:
         for s, handler in before.items():
@@ -497,7 +321,7 @@ def _run_one(notebook, typed, force, silence):
     parameters = checked({k: parse_value(k, text, defaults.get(k, "")) for k, text in typed}, defaults)
     folder = _run_all([(path, parameters)], force, silence)[0]
     _print_tables([(path, folder)])
-    print(f"files: {_where(folder)}")
+    print(f"files: {where(folder)}")
     return 0
 
 
@@ -509,7 +333,7 @@ def _run_plan(dataset, profile, force, silence):
         if not finished(folder, path.stem, results.run_id(path, parameters)):
             raise Failed(
                 f"{path.stem}: ended without the files of results.finish, or its inputs changed meanwhile; "
-                f"see {_where(folder)}"
+                f"see {where(folder)}"
             )
         target = _folder("RAWRAG_RESULTS", "results", parameters, dataset, profile)
         if published:
@@ -518,8 +342,8 @@ def _run_plan(dataset, profile, force, silence):
 
     folders = _run_all(steps, force, silence, after)
     _print_tables([(path, folder) for (path, _), folder in zip(steps, folders, strict=True)])
-    print("files:", ", ".join(dict.fromkeys(map(_where, targets))))
-    print("executed notebooks and logs:", ", ".join(dict.fromkeys(_where(f.parent) for f in folders)))
+    print("files:", ", ".join(dict.fromkeys(map(where, targets))))
+    print("executed notebooks and logs:", ", ".join(dict.fromkeys(where(f.parent) for f in folders)))
     return 0
 
 
@@ -528,7 +352,9 @@ def _run_check(dataset, profile, silence):
     steps = [s for s in plan(dataset, profile)[0] if s[0].stem[:2] in CHECKED]
     # Always anew: a run id knows the code, not the versions of the libraries, and those are checked here too.
     folders = _run_all(steps, True, silence)
-    tables = {path.stem: read_rows(f / f"{path.stem}.csv") for (path, _), f in zip(steps, folders, strict=True)}
+    tables = {
+        path.stem: results.read_table(f / f"{path.stem}.csv") for (path, _), f in zip(steps, folders, strict=True)
+    }
     lines, passed = compare({n: rows for n, rows in expected.items() if n[:2] in CHECKED}, tables)
     print(*lines, sep="\n")
     return 0 if passed else 1
@@ -543,35 +369,22 @@ def _run_all(steps, force, silence, after=None):
         if after:
             after(path, parameters, folders[-1])
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
-    _say(f"done: {len(steps)} notebook{'s' if len(steps) != 1 else ''} in {minutes}:{seconds:02} min")
+    say(f"done: {len(steps)} notebook{'s' if len(steps) != 1 else ''} in {minutes}:{seconds:02} min")
     return folders
 
 
 def _print_tables(runs):
     for path, folder in runs:
-        if lines := main_numbers(read_rows(folder / f"{path.stem}.csv")):
-            print(f"\n{path.stem} (category: all)", *lines, "", sep="\n")
+        if (file := folder / f"{path.stem}.csv").exists():
+            print(
+                f"\n{path.stem}: category all, value [95 % interval]", *main_numbers(results.read_table(file)), sep="\n"
+            )
 
 
 def _folder(variable, default, parameters, dataset="none", profile="none"):
     """`runs/<dataset>/<profile>` or `results/<dataset>/<profile>`; `variable` of the environment may move the root."""
     label = corpus.label(parameters.get("DATASET", dataset))
     return paths.resolve(os.environ.get(variable, default)) / label / parameters.get("PROFILE", profile)
-
-
-def _where(path):
-    """A path for the terminal: from the root where it lies below it, else whole. (Files get `paths.relative`.)"""
-    path = pathlib.Path(path)
-    return path.relative_to(paths.ROOT).as_posix() if path.is_relative_to(paths.ROOT) else str(path)
-
-
-def _say(text, log=None, end="\n"):
-    """A line on stderr; with end="" one that the next is drawn over, where stderr is a terminal."""
-    if sys.stderr.isatty():
-        text = f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1] if not end else text}"
-    print(text, file=sys.stderr, end=end if sys.stderr.isatty() else "\n", flush=True)
-    if log:
-        print(text, file=log)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 import time
 
 import nbformat
+import pandas as pd
 import pytest
 import yaml
 
@@ -21,7 +22,6 @@ import pathlib, os, time
 from rawrag_utils import results
 results.device = dict
 run = results.begin({path!r}, globals())
-run.notebook = {stem!r}
 """
 FINISH = """
 results.save_table(run, [
@@ -46,7 +46,7 @@ def write_notebook(path, *cells, parameters="TEXT = 'a'\nNUMBER = 1\nSHARE = 0.5
     nb = nbformat.v4.new_notebook()
     nb.cells = [nbformat.v4.new_markdown_cell("# Title"), nbformat.v4.new_code_cell(parameters)]
     nb.cells[1].metadata.tags = ["parameters"]
-    for source in (BEGIN.format(path=str(path), stem=path.stem), *cells):
+    for source in (BEGIN.format(path=str(path)), *cells):
         new = nbformat.v4.new_markdown_cell if source.startswith("#") else nbformat.v4.new_code_cell
         nb.cells.append(new(source))
     nb.metadata.kernelspec = {"name": "my-own-env", "display_name": "mine", "language": "python"}  # a baked name
@@ -170,7 +170,7 @@ def test_a_run_leaves_its_files_is_skipped_and_forced(tmp_path, capsys, monkeypa
     assert f"progress {tricky} True\n" in (folder / "log.txt").read_text()
     assert nbformat.read(folder / "tiny.ipynb", 4).cells[-1].execution_count
     assert "[1/1] tiny" in err and "cell  4/6  Work" in err and "done: 1 notebook in 0:" in err
-    assert "dense    recall@15  30  0.770 [0.700, 0.800]" in out and "temporal" not in out
+    assert "dense  30  .770 [.700, .800]" in out and "temporal" not in out
 
     assert run.main(command) == 0
     assert "skipped (FORCE=1 repeats it)" in capsys.readouterr().err and marks.read_text() == "x"
@@ -195,7 +195,7 @@ def test_a_user_s_python3_kernel_is_not_ours(tmp_path):
 
 def test_a_kernel_that_does_not_start_is_started_again(tmp_path, monkeypatch, capsys):
     interpreter = tmp_path / "python"
-    interpreter.write_text(f'#!/bin/sh\nmkdir {tmp_path}/failed 2>/dev/null && exit 1\nexec {sys.executable} "$@"\n')
+    interpreter.write_text(f'#!/bin/sh\nmkdir {tmp_path}/failed 2>/dev/null && exit 1\nexec "{sys.executable}" "$@"\n')
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
     assert run.main([str(write_notebook(tmp_path / "tiny.ipynb", FINISH))]) == 0
@@ -381,8 +381,8 @@ def test_a_plan_is_published_an_own_data_set_is_not_and_check_compares(tmp_path,
     (target / "01_tiny.csv").write_text("changed")
     assert run.main(["--plan", "sample"]) == 0  # a skipped run is published where results/ differs
     out, err = capsys.readouterr()
-    assert "skipped" in err and "0.770 [0.700, 0.800]" in out and str(target) in out
-    assert run.read_rows(target / "01_tiny.csv")[0]["value"] == "0.770000"
+    assert "skipped" in err and ".770 [.700, .800]" in out and str(target) in out
+    assert results.read_table(target / "01_tiny.csv")["value"][0] == 0.77
 
     own = tmp_path / "own.json"
     own.write_text("{}")
@@ -404,10 +404,9 @@ def test_verdicts_and_missing_rows():
     def row(value, metric="recall@15"):
         return {"variant": "dense", "metric": metric, "category": "all", "value": value, "tolerance": 0.005}
 
-    table = [
-        {"variant": "dense", "metric": "recall@15", "category": "all", "value": "0.770000"},
-        {"variant": "dense", "metric": "empty", "category": "all", "value": ""},
-    ]
+    table = pd.DataFrame(
+        {"variant": "dense", "metric": ["recall@15", "empty"], "category": "all", "value": [0.77, float("nan")]}
+    )
     lines, passed = run.compare({"02_x": [row(0.775), row(0.761)]}, {"02_x": table})
     assert [line.split()[0] for line in lines[1:]] == ["OK", "OKish"] and passed
     assert len({line.index("dense") for line in lines[1:]}) == 1  # aligned

@@ -1,0 +1,105 @@
+"""Speed and memory as ratios within one run: `make bench`, or with ARGS="--notebooks" also 01 and 02 from cold.
+
+Machines differ and are noisy, so nothing here is a timed test: each piece is measured beside its plain baseline, in
+turns, and the medians are compared.
+"""
+
+import argparse
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from rawrag_utils import chunking, corpus, index, models, paths
+
+REPEATS = 5
+WINDOWS = 192  # windows embedded a repeat
+
+
+def medians(repeats, **pieces):
+    """Median seconds of each piece (a function of no arguments), run in turns so that noise hits all alike."""
+    seconds = {name: [] for name in pieces}
+    for _ in range(repeats):
+        for name, piece in pieces.items():
+            started = time.perf_counter()
+            piece()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def report(what, ours, baseline, wanted):
+    print(f"{what:<58} {ours:8.3f} s  {baseline:8.3f} s  ×{ours / baseline:5.2f}  ({wanted})", flush=True)
+
+
+def bench_chunking(conversations):
+    encode = chunking.encoding().encode_ordinary
+    documents = [chunking.document(c) for c in conversations]
+    texts = [d.header + "\n".join(d.lines) for d in documents]
+    taken = medians(
+        REPEATS,
+        ours=lambda: [chunking.cut(chunking.document(c)) for c in conversations],
+        bare=lambda: [encode(text) for text in texts],
+    )
+    report("tokenise, cut and map / bare encode of the same text", taken["ours"], taken["bare"], "at most 1.5")
+
+
+def bench_embedding(conversations):
+    from sentence_transformers import SentenceTransformer
+
+    embedder = models.load_embedder("local")
+    plain = SentenceTransformer(models.fetch_weights(embedder.config), device=embedder.device)
+    texts = index.contents(index.build(conversations))
+    texts = texts[:: max(1, len(texts) // WINDOWS)][:WINDOWS]  # spread over all conversations
+
+    def ours():
+        with tempfile.TemporaryDirectory() as cold:
+            os.environ["RAWRAG_CACHE"] = cold
+            models.embed(embedder, texts)
+
+    before = os.environ.get("RAWRAG_CACHE")
+    assert embedder.model is not None  # loaded from the warm cache, before the timing
+    taken = medians(3, ours=ours, theirs=lambda: plain.encode(texts, show_progress_bar=False))
+    os.environ.pop("RAWRAG_CACHE")
+    if before is not None:
+        os.environ["RAWRAG_CACHE"] = before
+    wanted = "at most 0.4 where the CPU has AMX, never above 1; theirs cuts windows at 256 word pieces"
+    report(f"embed {len(texts)} windows, {embedder.dtype} / sentence-transformers", taken["ours"], taken["theirs"], wanted)
+
+
+def bench_notebooks(dataset):
+    """01 and 02 with no vector cached and results elsewhere; weights stay."""
+    with tempfile.TemporaryDirectory() as cold:
+        weights = paths.cache_root() / "weights"
+        pathlib.Path(cold, "weights").symlink_to(weights)
+        environment = {**os.environ, "RAWRAG_CACHE": cold, "RAWRAG_RUNS": f"{cold}/runs", "RAWRAG_RESULTS": f"{cold}/out"}
+        started = time.perf_counter()
+        for notebook in ("01_chunking", "02_embedding"):
+            command = [sys.executable, "-m", "rawrag_utils.run", notebook, "-p", "DATASET", dataset]
+            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    print(f"01 and 02 on {dataset}, cold: {seconds:.0f} s, largest process {peak / 1e9:.1f} GB (LoCoMo: 240 s, 3 GB)")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", default="locomo")
+    parser.add_argument("--notebooks", action="store_true", help="also run 01 and 02 from cold (minutes)")
+    given = parser.parse_args()
+    conversations = corpus.load(given.dataset).conversations
+    print(f"{'piece / its baseline':<58} {'ours':>10}  {'baseline':>10}   ratio")
+    bench_chunking(conversations)
+    bench_embedding(conversations)
+    if given.notebooks:
+        bench_notebooks(given.dataset)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except corpus.BadInput as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,225 @@
+"""Windows and turns: no byte is lost, spans are exact, and what touches what is never off by one."""
+
+import bisect
+import itertools
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rawrag_utils import chunking, corpus, paths
+from rawrag_utils.corpus import Conversation, Turn
+from rawrag_utils.paths import BadInput
+
+# What breaks tokenisers: characters of several tokens, sequences of several characters, text that spells a special
+# token, right-to-left text, and turns longer than any window.
+AWKWARD = [
+    "",
+    "\n",
+    "\n\n  \n",
+    "<|endoftext|>",
+    "陶艺工作室",
+    "👩‍👩‍👧‍👦",
+    "e\u0301\u0323",
+    "שלום",
+    "\u202e\u200f",
+    "a" * 300,
+    "clay " * 90,
+]
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)  # Cs: lone surrogates are not UTF-8
+TEXT = st.lists(UNICODE | st.sampled_from(AWKWARD), max_size=3).map("".join)
+DATE = st.sampled_from([None, "2024-03-02"])
+TURN = st.builds(Turn, st.just("D1:1"), st.just(1), DATE, DATE, TEXT, TEXT, st.none() | TEXT)
+TALK = st.builds(Conversation, UNICODE, UNICODE, TEXT, TEXT, st.lists(TURN, min_size=1, max_size=6).map(tuple))
+SIZES = st.one_of(st.integers(1, 5), st.integers(6, 80)).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1)))
+PROPERTY = settings(max_examples=60, deadline=None)
+
+
+def talk(*texts, date="2024-03-02", caption=None):
+    turns = (Turn(f"D1:{i}", 1, date, date, "Nora", text, caption) for i, text in enumerate(texts, 1))
+    return Conversation("c", "c", "Nora", "Tobias", tuple(turns))
+
+
+def decode(tokens):
+    return chunking.encoding().decode_bytes(tokens)
+
+
+def whole_text(doc):
+    return (doc.header + "\n".join(doc.lines)).encode()
+
+
+# -------------------------------------------------------------------------------------------------------------- tokens
+
+
+@PROPERTY
+@given(TALK)
+def test_tokens_are_the_document_and_spans_are_its_lines(conversation):
+    doc = chunking.document(conversation)
+    assert decode(doc.tokens) == whole_text(doc)
+    assert [decode(doc.tokens[a:b]) for a, b in doc.turn_spans] == [line.encode() for line in doc.lines]
+    assert chunking.line_costs(doc.lines) == [b - a + 1 for a, b in doc.turn_spans]
+
+
+def test_newline_tokens_belong_to_no_turn():
+    doc = chunking.document(talk("one", "two", "three"))
+    ends, starts = [b for _, b in doc.turn_spans[:-1]], [a for a, _ in doc.turn_spans[1:]]
+    assert [decode(doc.tokens[a:b]) for a, b in zip(ends, starts, strict=True)] == [b"\n", b"\n"]
+    assert doc.turn_spans[-1][1] == len(doc.tokens)
+
+
+def test_text_that_spells_a_special_token_is_ordinary_text():
+    doc = chunking.document(talk("<|endoftext|>"))
+    assert chunking.encoding().eot_token not in doc.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "[2024-03-02] Nora: Look [shared image: a bowl]"),
+        ({"captions": False}, "[2024-03-02] Nora: Look"),
+        ({"dates": False}, "Nora: Look [shared image: a bowl]"),
+    ],
+)
+def test_captions_and_dates_are_choices(options, line):
+    assert chunking.document(talk("Look", caption="a bowl"), **options).lines == [line]
+
+
+def test_a_turn_without_date_says_so():
+    assert chunking.document(talk("Look", date=None)).lines == ["[undated] Nora: Look"]
+
+
+# ------------------------------------------------------------------------------------------------------------- windows
+
+
+@PROPERTY
+@given(TALK, SIZES)
+def test_windows_without_their_overlaps_decode_to_the_document(conversation, sizes):
+    doc = chunking.document(conversation)
+    windows = chunking.cut(doc, *sizes)
+    seen, tokens = 0, []
+    for window in windows:
+        assert window["start_token"] <= seen < window["end_token"]  # no gap, and never a subset of the one before
+        tokens += doc.tokens[seen : window["end_token"]]
+        seen = window["end_token"]
+    assert decode(tokens) == whole_text(doc)
+
+
+@PROPERTY
+@given(TALK, SIZES)
+def test_windows_start_where_they_should_and_keep_their_size(conversation, sizes):
+    size, overlap = sizes
+    windows = chunking.chunk(conversation, size, overlap)
+    assert [w["start_token"] for w in windows] == [k * (size - overlap) for k in range(len(windows))]
+    lengths = [w["end_token"] - w["start_token"] for w in windows]
+    assert set(lengths[:-1]) <= {size}
+    assert (overlap if len(windows) > 1 else 0) < lengths[-1] <= size
+
+
+@PROPERTY
+@given(TALK, SIZES)
+def test_a_window_touches_the_turns_it_shares_a_token_with(conversation, sizes):
+    doc = chunking.document(conversation)
+    touched = set()
+    for window in chunking.cut(doc, *sizes):
+        a, b = window["start_token"], window["end_token"]
+        shares = [i for i, (start, end) in enumerate(doc.turn_spans) if max(a, start) < min(b, end)]
+        assert list(range(window["start_turn"], window["end_turn"] + 1)) == shares
+        if not shares:
+            assert window["end_turn"] == window["start_turn"] - 1
+        touched.update(shares)
+    assert touched == set(range(len(doc.lines)))
+
+
+@PROPERTY
+@given(TALK, SIZES)
+def test_content_is_the_characters_that_lie_wholly_in_the_window(conversation, sizes):
+    doc = chunking.document(conversation)
+    text = whole_text(doc).decode()
+    characters = list(itertools.accumulate((len(c.encode()) for c in text), initial=0))  # where each begins, in bytes
+    tokens = list(itertools.accumulate((len(decode([t])) for t in doc.tokens), initial=0))
+    for window in chunking.cut(doc, *sizes):
+        first = bisect.bisect_left(characters, tokens[window["start_token"]])
+        last = bisect.bisect_right(characters, tokens[window["end_token"]]) - 1
+        assert window["content"] == text[first:last]
+
+
+def test_a_character_of_several_tokens_may_be_in_no_window():
+    # 🦜 is three tokens: windows of one token hold a part of it each, and nothing to read.
+    line = chunking.turn_line(talk("🦜").turns[0])
+    assert len(chunking.encoding().encode_ordinary("🦜")) == 3
+    assert "🦜" in line
+    windows = chunking.chunk(talk("🦜"), size=1, overlap=0)
+    assert not any("🦜" in w["content"] or "\ufffd" in w["content"] for w in windows)
+
+
+def test_fields_are_exactly_those_of_the_design():
+    (window,) = chunking.chunk(talk("Hi"))
+    assert tuple(window) == chunking.FIELDS
+    assert window["chunk_id"] == "c_chunk_0"
+    assert window["content"] == "Conversation ID: c\nSpeaker A: Nora\nSpeaker B: Tobias\n\n[2024-03-02] Nora: Hi"
+
+
+def test_windows_of_header_or_newline_alone_touch_no_turn():
+    doc = chunking.document(talk("one", "two"))
+    windows = chunking.cut(doc, size=1, overlap=0)
+    newline = doc.turn_spans[0][1]
+    assert [(windows[i]["start_turn"], windows[i]["end_turn"]) for i in (0, newline)] == [(0, -1), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "turns"),
+    [(0, 0, [(0, 0), (1, 1), (2, 2)]), (1, 1, [(0, 1), (0, 2), (1, 2)]), (9, 0, [(0, 0), (0, 1), (0, 2)])],
+)
+def test_turn_windows_are_centred_and_shorter_at_the_ends(before, after, turns):
+    doc = chunking.document(talk("one", "two", "three"))
+    windows = chunking.turn_windows(doc, before, after)
+    assert [(w["start_turn"], w["end_turn"]) for w in windows] == turns
+    assert [w["content"] for w in windows] == ["\n".join(doc.lines[a : b + 1]) for a, b in turns]
+
+
+# ----------------------------------------------------------------------------------------------------------- expansion
+
+
+@PROPERTY
+@given(TALK, SIZES, st.integers(0, 2), st.randoms(use_true_random=False))
+def test_expansion_gives_each_touched_turn_once_in_its_best_window(conversation, sizes, extra, random):
+    windows = chunking.chunk(conversation, *sizes)
+    random.shuffle(windows)
+    turns, given_out = len(conversation.turns), set()
+    for window, memory in zip(windows, chunking.expand(windows, turns, extra), strict=True):
+        reach = set(range(window["start_turn"] - extra, window["end_turn"] + 1 + extra)) & set(range(turns))
+        assert memory == sorted(reach - given_out)
+        given_out |= reach
+    assert given_out == set(range(turns))
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("size", "overlap"),
+    [(0, 0), (-1, 0), (32, 32), (32, 40), (32, -1), (25.6, 3), (256, 3.2), ("256", 32), (256, None), (True, False)],
+)
+def test_a_size_that_would_not_move_on_is_refused(size, overlap):
+    with pytest.raises(BadInput, match="CHUNK_SIZE=.*CHUNK_OVERLAP=") as error:
+        chunking.chunk(talk("Hi"), size, overlap)
+    assert "\n" not in str(error.value)
+
+
+def test_a_conversation_without_turns_is_refused():
+    with pytest.raises(BadInput, match="'c' has no turns"):
+        chunking.chunk(talk())
+
+
+# -------------------------------------------------------------------------------------------------------------- LoCoMo
+
+
+def test_locomo_has_the_tokens_and_windows_of_the_protocol():
+    path = paths.resolve(os.environ.get("RAWRAG_LOCOMO", "../shared/data/locomo10.json"))
+    if not path.exists():
+        pytest.skip("LoCoMo is not here; set RAWRAG_LOCOMO to its locomo10.json")
+    documents = [chunking.document(c) for c in corpus.load("locomo", path).conversations]
+    assert documents[0].turn_spans[0][0] == 18  # the header's tokens
+    assert sum(len(d.tokens) for d in documents) == 253_443
+    assert [len(chunking.cut(d)) for d in documents] == [88, 70, 133, 115, 134, 130, 125, 123, 98, 121]

