@@ -67,7 +67,9 @@ def bench_embedding(conversations):
     if before is not None:
         os.environ["RAWRAG_CACHE"] = before
     wanted = "at most 0.4 where the CPU has AMX, never above 1; theirs cuts windows at 256 word pieces"
-    report(f"embed {len(texts)} windows, {embedder.dtype} / sentence-transformers", taken["ours"], taken["theirs"], wanted)
+    report(
+        f"embed {len(texts)} windows, {embedder.dtype} / sentence-transformers", taken["ours"], taken["theirs"], wanted
+    )
 
 
 def bench_notebooks(dataset):
@@ -75,7 +77,12 @@ def bench_notebooks(dataset):
     with tempfile.TemporaryDirectory() as cold:
         weights = paths.cache_root() / "weights"
         pathlib.Path(cold, "weights").symlink_to(weights)
-        environment = {**os.environ, "RAWRAG_CACHE": cold, "RAWRAG_RUNS": f"{cold}/runs", "RAWRAG_RESULTS": f"{cold}/out"}
+        environment = {
+            **os.environ,
+            "RAWRAG_CACHE": cold,
+            "RAWRAG_RUNS": f"{cold}/runs",
+            "RAWRAG_RESULTS": f"{cold}/out",
+        }
         started = time.perf_counter()
         for notebook in ("01_chunking", "02_embedding"):
             command = [sys.executable, "-m", "rawrag_utils.run", notebook, "-p", "DATASET", dataset]

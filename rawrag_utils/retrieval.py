@@ -1,7 +1,8 @@
-"""Rankings of windows: exact dense search and BM25, each over the windows of the question's own conversation.
+"""Rankings of windows: dense search, BM25, late interaction, fusion, reranking. Table in, table out.
 
-Every function returns the same table, ir-measures' column names: `query_id, doc_id, rank, score` (+ `similarity`),
-rank from 1, sorted by question (in the order given) and rank. Ties are broken by chunk index.
+Every function returns the same table, ir-measures' column names: `query_id, doc_id, rank, score` (+ `similarity`,
+`rerank` where known), rank from 1, sorted by question (in the order given) and rank. Ties are broken by chunk index.
+A first stage ranks the windows of the question's own conversation.
 """
 
 import collections
@@ -68,6 +69,89 @@ def _words(texts):
     return bm25s.tokenize(
         texts, stopwords="en", stemmer=Stemmer.Stemmer("english"), return_ids=False, show_progress=False
     )
+
+
+# ------------------------------------------------------------------------------------------------------------- fusion
+
+
+def rrf(rankings, k=60):
+    """Reciprocal rank fusion: the sum of 1 / (k + rank) over `rankings`, rank from 1 (Cormack et al. 2009).
+
+    >>> a = pd.DataFrame({"query_id": "q", "doc_id": ["c_chunk_0", "c_chunk_1"], "rank": [1, 2], "score": [9.0, 1.0]})
+    >>> rrf([a, a[1:]])[["doc_id", "rank"]].to_dict("list")
+    {'doc_id': ['c_chunk_1', 'c_chunk_0'], 'rank': [1, 2]}
+    """
+    return _fused(rankings, [1 / (k + ranking["rank"]) for ranking in rankings])
+
+
+def combsum(rankings, scale=False):
+    """CombSUM: the sum of scores (Fox & Shaw 1994); `scale` brings each question's list to [0, 1] first.
+
+    Raw scores add up within one retriever; across retrievers they need scaling.
+    """
+    return _fused(rankings, [_min_max(ranking) if scale else ranking["score"] for ranking in rankings])
+
+
+def zsum(rankings, weights=None):
+    """The sum, weighted where `weights` are given, of each question's z-scored lists (0 where all scores are equal)."""
+    weights = [1.0] * len(rankings) if weights is None else weights
+    return _fused(rankings, [w * _z_scores(r) for w, r in zip(weights, rankings, strict=True)])
+
+
+def _min_max(ranking):
+    scores = ranking["score"].groupby(ranking["query_id"], sort=False)
+    low, spread = scores.transform("min"), scores.transform("max") - scores.transform("min")
+    return ((ranking["score"] - low) / spread.where(spread > 0, 1)).where(spread > 0, 0.0)
+
+
+def _z_scores(ranking):
+    scores = ranking["score"].groupby(ranking["query_id"], sort=False)
+    spread = scores.transform("std", ddof=0)
+    # All-equal lists can show a spread of rounding errors.
+    varies = spread > 1e-12 * scores.transform("max").abs()
+    return ((ranking["score"] - scores.transform("mean")) / spread.where(varies, 1)).where(varies, 0.0)
+
+
+def _fused(rankings, parts):
+    """One ranking of all windows that occur, by the sum of what each list gives them."""
+    rows = pd.concat([r[["query_id", "doc_id"]].assign(part=p) for r, p in zip(rankings, parts, strict=True)])
+    queries, names = pd.factorize(rows["query_id"])
+    docs, ids = pd.factorize(rows["doc_id"])
+    pairs, place = np.unique(queries * len(ids) + docs, return_inverse=True)
+    fused = pd.DataFrame({"query_id": names[pairs // len(ids)], "doc_id": ids[pairs % len(ids)]})
+    return _sorted(fused.assign(score=np.bincount(place, rows["part"])), rankings)
+
+
+def _sorted(table, rankings=()):
+    """`table` (query_id, doc_id, score, …) ranked by score; similarity comes from the first list that knows it."""
+    order = np.lexsort((_positions(table["doc_id"]), -table["score"], pd.factorize(table["query_id"])[0]))
+    table = table.iloc[order].reset_index(drop=True)
+    table.insert(2, "rank", table.groupby("query_id", sort=False).cumcount() + 1)
+    for known in (r for r in rankings if "similarity" in r and "similarity" not in table):
+        table = table.merge(known[["query_id", "doc_id", "similarity"]], on=["query_id", "doc_id"], how="left")
+    return table
+
+
+def _positions(doc_ids):
+    """The chunk index at the end of each doc_id."""
+    codes, ids = pd.factorize(doc_ids)
+    return np.array([int(i.rpartition("_")[2]) for i in ids], int)[codes]
+
+
+def by_turn(index, ranking):
+    """A ranking of turns from one of windows: each turn has the score of the best window that touches it.
+
+    Its doc_ids are those of `chunking.turn_windows`, whose window i is turn i's.
+    """
+    spans = {c["chunk_id"]: (c["start_turn"], c["end_turn"] + 1) for p in index.values() for c in p["chunks"]}
+    names = ranking["doc_id"].str.rpartition("_")[0] + "_"
+    starts, ends = np.array([spans[d] for d in ranking["doc_id"]]).reshape(-1, 2).T
+    row = np.repeat(np.arange(len(ranking)), ends - starts)
+    turn = np.arange(len(row)) - np.repeat(np.cumsum(ends - starts) - (ends - starts), ends - starts) + starts[row]
+    turns = pd.DataFrame({"query_id": ranking["query_id"].to_numpy()[row], "score": ranking["score"].to_numpy()[row]})
+    turns["doc_id"] = names.to_numpy()[row] + turn.astype(str).astype(object)
+    best = turns.groupby(["query_id", "doc_id"], sort=False, as_index=False)["score"].max()
+    return _sorted(best[["query_id", "doc_id", "score"]])
 
 
 def _rank(index, questions, score, top):
