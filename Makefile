@@ -58,7 +58,7 @@ $(READY): requirements.lock pyproject.toml
 	@pwd -P > $(READY)
 	@echo "setup: done"
 
-.PHONY: help setup lab data models results run check bench test lint format lock clean clean-all
+.PHONY: help setup lab data models results run check readme bench test lint format lock clean clean-all
 
 help: ## explain every target
 	@echo "Raw-RAG, a notebook laboratory. First time here: make results (about 20 minutes), then make lab."
@@ -88,6 +88,9 @@ run: $(READY) ## run one notebook into runs/: NB=08_subtitles P="SUBTITLES=talk.
 
 check: $(READY) ## run 01-03 anew and compare with results/expected.yaml (DATASET, PROFILE)
 	$(PY) -m rawrag_utils.run --check "$$DATASET" --profile "$$PROFILE"
+
+readme: $(READY) ## fill the tables in README.md from the result files
+	$(PY) -m rawrag_utils.results
 
 bench: $(READY) ## measure speed and memory against plain baselines
 	$(PY) benchmarks/bench.py $(ARGS)

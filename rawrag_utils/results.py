@@ -69,12 +69,15 @@ def declared(notebook):
     cells = [c for c in _code_cells(notebook) if "parameters" in c["metadata"].get("tags", [])]
     if len(cells) != 1:
         raise BadInput(f"{pathlib.Path(notebook).name}: {len(cells)} cells tagged parameters, wanted 1")
-    defaults = {}
-    for statement in ast.parse(_source(cells[0])).body:
-        if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
-            raise BadInput(f"{pathlib.Path(notebook).name}: the parameters cell may hold NAME = value lines only")
-        defaults[statement.targets[0].id] = ast.literal_eval(statement.value)
-    return defaults
+    try:
+        return {
+            statement.targets[0].id: ast.literal_eval(statement.value)
+            for statement in ast.parse(_source(cells[0])).body
+        }
+    except (SyntaxError, ValueError, AttributeError) as error:
+        raise BadInput(
+            f"{pathlib.Path(notebook).name}: the parameters cell may hold lines NAME = constant only ({error})"
+        ) from error
 
 
 def check_parameters(given, defaults):
