@@ -58,10 +58,14 @@ $(READY): requirements.lock pyproject.toml
 	@pwd -P > $(READY)
 	@echo "setup: done"
 
+# What was typed is heard: make run takes DATASET and PROFILE from the command line too, and a plan refuses parameters.
+typed         = $(if $(findstring command line,$(origin $(1))),-p $(1) "$$$(1)")
+no_parameters = $(if $(P)$(NB),$(error a plan has its own parameters: change them with make run NB=... P="NAME=VALUE"))
+
 .PHONY: help setup lab data models results run check readme bench test lint format lock clean clean-all
 
 help: ## explain every target
-	@echo "Raw-RAG, a notebook laboratory. First time here: make results (about 20 minutes), then make lab."
+	@echo "Raw-RAG, a notebook laboratory. First time here: make results (some minutes), then make lab."
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
@@ -80,13 +84,15 @@ models: $(READY) ## get the weights of PROFILE=local, checked by sha256
 	$(PY) -m rawrag_utils.models "$$PROFILE"
 
 results: $(READY) ## run the whole plan of DATASET=sample with PROFILE=local, write results/, print the tables
+	$(no_parameters)
 	$(PY) -m rawrag_utils.run --plan "$$DATASET" --profile "$$PROFILE"
 
-run: $(READY) ## run one notebook into runs/: NB=08_subtitles P="SUBTITLES=talk.srt QUESTION='what is x?'"
+run: $(READY) ## run one notebook into runs/: NB=02_embedding P="DATASET=my.json CATEGORIES='[1, 2]'"
 	$(if $(NB),,$(error name a notebook: make run NB=01_chunking P="CHUNK_SIZE=128"))
-	$(PY) -m rawrag_utils.run "$$NB" $(if $(P),--set "$$P")
+	$(PY) -m rawrag_utils.run "$$NB" $(call typed,DATASET) $(call typed,PROFILE) $(if $(P),--set "$$P")
 
 check: $(READY) ## run 01-03 anew and compare with results/expected.yaml (DATASET, PROFILE)
+	$(no_parameters)
 	$(PY) -m rawrag_utils.run --check "$$DATASET" --profile "$$PROFILE"
 
 readme: $(READY) ## fill the tables in README.md from the result files

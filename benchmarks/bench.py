@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 
-from rawrag_utils import chunking, corpus, index, models, paths
+from rawrag_utils import chunking, corpus, index, models, paths, rerankers
 
 REPEATS = 5
 WINDOWS = 192  # windows embedded a repeat
+ASKED, POOL, PAIRS = 100, 50, 256  # questions and windows each that are reranked; pairs for the cross-encoder
 
 
 def medians(repeats, **pieces):
@@ -32,7 +33,7 @@ def medians(repeats, **pieces):
 
 
 def report(what, ours, baseline, wanted):
-    print(f"{what:<58} {ours:8.3f} s  {baseline:8.3f} s  ×{ours / baseline:5.2f}  ({wanted})", flush=True)
+    print(f"{what:<58} {ours:8.3f} s  {baseline:8.3f} s  ×{ours / baseline:<6.2g} ({wanted})", flush=True)
 
 
 def bench_chunking(conversations):
@@ -72,6 +73,49 @@ def bench_embedding(conversations):
     )
 
 
+def bench_reranking(loaded):
+    """Questions of one conversation with the first POOL windows each; token vectors are stored, as in a second run."""
+    conversation = loaded.conversations[0]
+    windows = index.contents(index.build([conversation]))[:POOL]
+    asked = [q.text for q in loaded.questions if q.conversation_id == conversation.conversation_id][:ASKED]
+    pools = [windows] * len(asked)
+    reranker = rerankers.Reranker(rerankers.RerankerConfig(kind="maxsim"), models.load_embedder("local"))
+    queries = rerankers.token_vectors(reranker.embedder, asked, "query")
+    documents = rerankers.token_vectors(reranker.embedder, windows)
+    unpacked = [[t.codes * t.scales[:, None] for t in texts] for texts in (queries, documents)]
+    taken = medians(
+        REPEATS,
+        ours=lambda: rerankers.score(reranker, asked, pools),
+        loop=lambda: [[(q @ d.T).max(1).mean() for d in unpacked[1]] for q in unpacked[0]],
+    )
+    what = f"rerank {len(asked)} × {len(windows)}: MaxSim / plain loop over pairs"
+    report(what, taken["ours"], taken["loop"], "at most 0.5, though ours reads its vectors from the cache")
+    some = max(1, PAIRS // len(windows))
+    model = _cross_encoder(reranker.embedder)
+    pairs = [(query, window) for query in asked[:some] for window in windows]
+    taken = medians(
+        3,
+        ours=lambda: rerankers.score(reranker, asked[:some], pools[:some]),
+        theirs=lambda: model.predict(pairs, show_progress_bar=False),
+    )
+    what = f"rerank {len(pairs)} pairs: MaxSim / CrossEncoder of the same size"
+    report(what, taken["ours"], taken["theirs"], "at most 0.02; theirs with random weights, MiniLM-L6's shape")
+
+
+def _cross_encoder(embedder):
+    """sentence-transformers' CrossEncoder over a BERT with random weights, of the embedder's shape and vocabulary."""
+    from sentence_transformers import CrossEncoder
+    from transformers import BertConfig, BertForSequenceClassification
+
+    with tempfile.TemporaryDirectory() as folder:
+        shape = embedder.model[0].model.config
+        names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        config = BertConfig(**{name: getattr(shape, name) for name in names}, num_labels=1)
+        BertForSequenceClassification(config).save_pretrained(folder)
+        embedder.model.tokenizer.save_pretrained(folder)
+        return CrossEncoder(folder, device=embedder.device)
+
+
 def bench_notebooks(dataset):
     """01 and 02 with no vector cached and results elsewhere; weights stay."""
     with tempfile.TemporaryDirectory() as cold:
@@ -97,10 +141,11 @@ def main():
     parser.add_argument("--dataset", default="locomo")
     parser.add_argument("--notebooks", action="store_true", help="also run 01 and 02 from cold (minutes)")
     given = parser.parse_args()
-    conversations = corpus.load(given.dataset).conversations
+    loaded = corpus.load(given.dataset)
     print(f"{'piece / its baseline':<58} {'ours':>10}  {'baseline':>10}   ratio")
-    bench_chunking(conversations)
-    bench_embedding(conversations)
+    bench_chunking(loaded.conversations)
+    bench_embedding(loaded.conversations)
+    bench_reranking(loaded)
     if given.notebooks:
         bench_notebooks(given.dataset)
 

@@ -154,9 +154,12 @@ def _locate_locomo():
         except BadInput as error:
             raise BadInput(f"{error}. Offline? Bring locomo10.json by other means: make data LOCOMO=path") from error
     if (found := paths.sha256(path)) != LOCOMO_SHA256:
+        place, remedy = paths.relative(path), "delete the file to fetch it anew"
+        if given:
+            place, remedy = f"RAWRAG_LOCOMO={given}", "name the right file or unset it"
         raise BadInput(
-            f"{paths.relative(path)}: sha256 {found[:12]}… is not LoCoMo's {LOCOMO_SHA256[:12]}…; delete "
-            "the file to fetch it anew, or load a changed copy by path: DATASET=path/to/file.json"
+            f"{place}: sha256 {found[:12]}… is not LoCoMo's {LOCOMO_SHA256[:12]}…; {remedy}, or load a changed copy "
+            "by path: DATASET=path/to/file.json"
         )
     return path
 

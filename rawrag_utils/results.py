@@ -120,8 +120,19 @@ _RULES = {
     "SEED": _NOT_NEGATIVE,
     "PROFILE": (lambda v: v.replace("-", "").replace("_", "").isalnum(), "the name of a YAML file in notebooks/params"),
     "DATASET": (bool, "sample, locomo or the path of a JSON file"),
-    "CATEGORIES": (lambda v: len(v) > 0, "a list of LoCoMo's numbers 1 to 5 or of category names"),
+    "CATEGORIES": (
+        lambda v: v and all(isinstance(c, str) or c in (1, 2, 3, 4, 5) for c in v),
+        "a list of LoCoMo's numbers 1 to 5 or of category names",
+    ),
+    "BM25_SIZES": (lambda v: all(isinstance(s, int) and s >= 8 for s in v), "a list of whole numbers from 8"),
+    "MAP_CONVERSATION": _NOT_NEGATIVE,
+    "MAP_WINDOW": _NOT_NEGATIVE,
     "CHUNK_SIZES": (lambda v: v and all(isinstance(s, int) and s >= 8 for s in v), "a list of whole numbers from 8"),
+    "POOLS": (lambda v: all(isinstance(s, int) and s >= 1 for s in v), "a list of whole numbers from 1"),
+    "TURN_SIZES": (
+        lambda v: v and v[0] == 1 and all(isinstance(s, int) and s % 2 for s in v),
+        "a list of odd numbers that begins with 1",
+    ),
     "BUDGETS": (lambda v: v and all(isinstance(s, int) and s >= 1 for s in v), "a list of whole numbers from 1"),
 }
 
@@ -180,13 +191,16 @@ def begin(notebook, variables):
     `runs/<dataset>/<profile>/`, never to `results/`: no experiment overwrites a committed table.
     """
     path = notebook_path(notebook)
-    given = {
-        k: v
-        for k, v in variables.items()  # `HTML`, a class, is upper case too
-        if k.isupper() and not k.startswith("_") and isinstance(v, bool | int | float | str | list)
+    defaults = declared(path)
+    given = {  # other upper-case names, as the class HTML, are parameters only if they could be injected ones
+        name: value
+        for name, value in variables.items()
+        if name in defaults
+        or (name.isupper() and name[0] != "_" and isinstance(value, bool | int | float | str | list))
     }
-    parameters = check_parameters(given, declared(path))
-    default = paths.ROOT / "runs" / corpora.label(parameters.get("DATASET", "none")) / parameters.get("PROFILE", "none")
+    parameters = check_parameters(given, defaults)
+    root = paths.resolve(os.environ.get("RAWRAG_RUNS") or "runs")
+    default = root / corpora.label(parameters.get("DATASET", "none")) / parameters.get("PROFILE", "none")
     folder = pathlib.Path(os.environ.get("RAWRAG_RUN_FOLDER", default))
     return Run(path.stem, parameters, run_id(path, parameters), folder, time.time())
 
@@ -298,6 +312,12 @@ def _number(value):
     )
 
 
+def save_frame(run, frame, name):
+    """Write another table of numbers, index included, to `<notebook>_<name>.csv`."""
+    with paths.atomic(kept(run, f"{run.notebook}_{name}.csv")) as file:
+        frame.to_csv(file, float_format="%.6f", lineterminator="\n")
+
+
 def save_per_question(run, frame):
     """Write per-question numbers (ids and numbers only, never text) to `per_question/<notebook>.parquet`."""
     texts = [
@@ -322,11 +342,11 @@ def save_figure(run, figure, name):
     return figure
 
 
-def finish(run, corpus=None, n=None, models=(), accounting=None):
+def finish(run, corpus=None, n=None, models=(), accounting=None, seconds_per_question=None):
     """Write `<notebook>.run.json`: everything needed to say where the numbers come from; returns it as a dict.
 
     `models` are descriptions as `models.describe` gives them, `accounting` the totals of LLM calls (none were made:
-    zeros), `n` the number of questions asked.
+    zeros), `n` the number of questions asked, `seconds_per_question` what each timed stage took.
     """
     record = {
         "schema": SCHEMA,
@@ -349,6 +369,7 @@ def finish(run, corpus=None, n=None, models=(), accounting=None):
         | {p: importlib.metadata.version(p).split("+")[0] for p in PACKAGES},
         "git_commit": _commit(),
         "device": device(),
+        "seconds_per_question": {stage: round(s, 6) for stage, s in (seconds_per_question or {}).items()},
         "wall_seconds": round(time.time() - run.started, 1),
         "files": {name: paths.sha256(run.folder / name) for name in sorted(run.files)},
     }

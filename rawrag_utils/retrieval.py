@@ -2,10 +2,13 @@
 
 Every function returns the same table, ir-measures' column names: `query_id, doc_id, rank, score` (+ `similarity`,
 `rerank` where known), rank from 1, sorted by question (in the order given) and rank. Ties are broken by chunk index.
-A first stage ranks the windows of the question's own conversation.
+A first stage ranks the windows of the question's own conversation, or those of them that its `dates` leave: a dict of
+question id to (from, to), ISO dates, inclusive, None for an open side. Idf and vectors stay those of the whole
+conversation. A question whose pool is empty gets no row; `empty_pools` lists such questions.
 """
 
 import collections
+import datetime
 
 import numpy as np
 import pandas as pd
@@ -13,12 +16,12 @@ import pandas as pd
 from rawrag_utils.paths import BadInput
 
 
-def dense(index, questions, vectors, top=None):
+def dense(index, questions, vectors, top=None, dates=None):
     """Rank windows by cosine: `vectors` (questions, dimensions) against the index's, all L2-normalised.
 
     Exact, one matrix product a conversation. `top` cuts each ranking; None keeps every window. Raises `BadInput` for
-    a question about a conversation that the index does not hold, and for vectors that are not finite or of another
-    length than the index's.
+    a question about a conversation that the index does not hold, for dates that are none, and for vectors that are not
+    finite or of another length than the index's.
     """
     vectors = np.asarray(vectors, np.float64)
     if len(vectors) != len(questions):
@@ -38,12 +41,12 @@ def dense(index, questions, vectors, top=None):
         # questions could rank otherwise. Rounded from float64 it does not.
         return (asked @ windows.T.astype(np.float64)).astype(np.float32)
 
-    ranking = _rank(index, questions, score, top)
+    ranking = rank_by(index, questions, score, top, dates)
     ranking["similarity"] = ranking["score"]
     return ranking
 
 
-def bm25(index, questions, top=None):
+def bm25(index, questions, top=None, dates=None):
     """Rank windows by BM25 (lucene, k1 1.5, b .75; English stop words and Snowball stems), idf over the conversation.
 
     A question of stop words alone scores 0 everywhere and keeps the windows' order.
@@ -59,7 +62,7 @@ def bm25(index, questions, top=None):
         asked = _words([questions[r].text for r in rows])
         return np.stack([retriever.get_scores(q) if q else np.zeros(len(words)) for q in asked])
 
-    return _rank(index, questions, score, top)
+    return rank_by(index, questions, score, top, dates)
 
 
 def _words(texts):
@@ -69,6 +72,82 @@ def _words(texts):
     return bm25s.tokenize(
         texts, stopwords="en", stemmer=Stemmer.Stemmer("english"), return_ids=False, show_progress=False
     )
+
+
+# -------------------------------------------------------------------------------------------------------- date filter
+
+
+def empty_pools(index, questions, dates):
+    """Ids of the questions whose `dates` leave no window of their conversation to rank."""
+    return [q.question_id for q in questions if not _pool(_part(index, q), q, dates).any()]
+
+
+def without_empty_pools(index, questions, dates):
+    """`dates` without those of questions whose pool is empty: the fallback to no filter, for who asks for it.
+
+    Give the result to the first stages and to the context builder alike, so that what is found is also shown.
+    """
+    empty = set(empty_pools(index, questions, dates))
+    return {name: between for name, between in dates.items() if name not in empty}
+
+
+def turns_between(part, between, name):
+    """Boolean array, one a turn of the index object `part`: is its session date in `between`?
+
+    `between` is (from, to), inclusive, None for an open side. An undated turn is in no range; None and (None, None)
+    are no range, so every turn stays. Raises `BadInput`, naming the question `name`, for what is no ISO date or no
+    pair, and for a from after its to.
+
+    >>> part = {"turn_context": {"turn_session_dates": ["2024-03-02", None, "2024-03-09"]}}
+    >>> turns_between(part, ("2024-03-03", None), "q").tolist()
+    [False, False, True]
+    """
+    start, end = _check_between(between, name)
+    dates = part["turn_context"]["turn_session_dates"]
+    if start is None and end is None:
+        return np.ones(len(dates), bool)
+    days = _days(dates)
+    inside = ~np.isnat(days)
+    if start is not None:
+        inside &= days >= np.datetime64(start)
+    return inside if end is None else inside & (days <= np.datetime64(end))
+
+
+def _days(dates):
+    try:
+        return np.array(dates, "datetime64[D]")  # None becomes NaT
+    except ValueError as error:
+        raise BadInput(f"the index holds a session date that is not ISO ({error}); build the index again") from error
+
+
+def _check_between(between, name):
+    pair = (None, None) if between is None else between
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise BadInput(f"{name}: dates {between!r:.60}; wanted a pair (from, to), None for an open side")
+    start, end = (_check_date(value, name) for value in pair)
+    if start and end and start > end:
+        raise BadInput(f"{name}: dates from {start} to {end}; the first must not be after the second")
+    return start, end
+
+
+def _check_date(value, name):
+    if value is None or type(value) is datetime.date:  # as YAML reads an ISO date
+        return value
+    try:
+        return datetime.date.fromisoformat(value)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name}: {value!r:.60} is no ISO date; wanted one like '2024-03-02', or None") from error
+
+
+def _pool(part, question, dates):
+    """Boolean array, one a window: is it a candidate, does it touch a turn in the question's range?"""
+    name = question.question_id
+    between = _check_between(dates.get(name) if dates else None, name)
+    if between == (None, None):  # no filter: windows that touch no turn stay too
+        return np.ones(len(part["chunks"]), bool)
+    before = np.concatenate([[0], np.cumsum(turns_between(part, between, name))])
+    first, last = np.array([(c["start_turn"], c["end_turn"]) for c in part["chunks"]]).T
+    return before[last + 1] > before[first]
 
 
 # ------------------------------------------------------------------------------------------------------------- fusion
@@ -113,26 +192,35 @@ def _z_scores(ranking):
 
 
 def _fused(rankings, parts):
-    """One ranking of all windows that occur, by the sum of what each list gives them."""
+    """One ranking of all windows that occur, by the sum of what each list gives them; a list without a window gives 0.
+
+    Questions stand in the order in which they first appear.
+    """
+    if not len(rankings):
+        raise BadInput("no ranking to fuse; wanted at least one")
     rows = pd.concat([r[["query_id", "doc_id"]].assign(part=p) for r, p in zip(rankings, parts, strict=True)])
     queries, names = pd.factorize(rows["query_id"])
     docs, ids = pd.factorize(rows["doc_id"])
     pairs, place = np.unique(queries * len(ids) + docs, return_inverse=True)
     fused = pd.DataFrame({"query_id": names[pairs // len(ids)], "doc_id": ids[pairs % len(ids)]})
-    return _sorted(fused.assign(score=np.bincount(place, rows["part"])), rankings)
+    # Smallest first: ranks 1, 2, 3 and 3, 2, 1 must tie, but floats added in another order differ in the last bit.
+    parts = rows["part"].to_numpy(np.float64)
+    order = np.argsort(parts, kind="stable")
+    scores = np.bincount(place[order], parts[order]).astype(np.float64)  # no rows at all: integers otherwise
+    return _sorted(fused.assign(score=scores), rankings)
 
 
 def _sorted(table, rankings=()):
     """`table` (query_id, doc_id, score, …) ranked by score; similarity comes from the first list that knows it."""
-    order = np.lexsort((_positions(table["doc_id"]), -table["score"], pd.factorize(table["query_id"])[0]))
-    table = table.iloc[order].reset_index(drop=True)
+    order = np.lexsort((positions(table["doc_id"]), -table["score"], pd.factorize(table["query_id"])[0]))
+    table = table.iloc[order].drop(columns="rank", errors="ignore").reset_index(drop=True)
     table.insert(2, "rank", table.groupby("query_id", sort=False).cumcount() + 1)
     for known in (r for r in rankings if "similarity" in r and "similarity" not in table):
         table = table.merge(known[["query_id", "doc_id", "similarity"]], on=["query_id", "doc_id"], how="left")
     return table
 
 
-def _positions(doc_ids):
+def positions(doc_ids):
     """The chunk index at the end of each doc_id."""
     codes, ids = pd.factorize(doc_ids)
     return np.array([int(i.rpartition("_")[2]) for i in ids], int)[codes]
@@ -144,46 +232,119 @@ def by_turn(index, ranking):
     Its doc_ids are those of `chunking.turn_windows`, whose window i is turn i's.
     """
     spans = {c["chunk_id"]: (c["start_turn"], c["end_turn"] + 1) for p in index.values() for c in p["chunks"]}
-    names = ranking["doc_id"].str.rpartition("_")[0] + "_"
-    starts, ends = np.array([spans[d] for d in ranking["doc_id"]]).reshape(-1, 2).T
+    names = np.array([d.rpartition("_")[0] + "_" for d in ranking["doc_id"]], object)
+    starts, ends = np.array([spans[d] for d in ranking["doc_id"]], int).reshape(-1, 2).T
     row = np.repeat(np.arange(len(ranking)), ends - starts)
     turn = np.arange(len(row)) - np.repeat(np.cumsum(ends - starts) - (ends - starts), ends - starts) + starts[row]
     turns = pd.DataFrame({"query_id": ranking["query_id"].to_numpy()[row], "score": ranking["score"].to_numpy()[row]})
-    turns["doc_id"] = names.to_numpy()[row] + turn.astype(str).astype(object)
+    turns["doc_id"] = names[row] + turn.astype(str).astype(object)
     best = turns.groupby(["query_id", "doc_id"], sort=False, as_index=False)["score"].max()
     return _sorted(best[["query_id", "doc_id", "score"]])
 
 
-def _rank(index, questions, score, top):
+def rank_by(index, questions, score, top=None, dates=None):
     """The ranking table from `score(part, rows)`, which gives (questions of one conversation, its windows) scores."""
+    pools = [_pool(_part(index, q), q, dates) for q in questions]  # first: what is wrong shows before any work
     groups = collections.defaultdict(list)
     for row, question in enumerate(questions):
-        if question.conversation_id not in index:
-            raise BadInput(
-                f"{question.question_id}: its conversation {question.conversation_id!r} is not in the index; "
-                "build the index of the data set that holds the question"
-            )
         groups[question.conversation_id].append(row)
     pieces = [None] * len(questions)
     for conversation, rows in groups.items():
         scores = np.asarray(score(index[conversation], rows), np.float64)
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :top]
-        for row, best, values in zip(rows, order, np.take_along_axis(scores, order, 1), strict=True):
-            pieces[row] = best, values
+        for row, order, values in zip(rows, np.argsort(-scores, axis=1, kind="stable"), scores, strict=True):
+            best = order[pools[row][order]][:top]
+            pieces[row] = best, values[best]
     return _table(index, questions, pieces)
+
+
+def _part(index, question):
+    if question.conversation_id not in index:
+        raise BadInput(
+            f"{question.question_id}: its conversation {question.conversation_id!r} is not in the index; "
+            "build the index of the data set that holds the question"
+        )
+    return index[question.conversation_id]
 
 
 def _table(index, questions, pieces):
     ids = {name: np.array([c["chunk_id"] for c in part["chunks"]], object) for name, part in index.items()}
     lengths = [len(best) for best, _ in pieces]
-    empty = [np.zeros(0)]
+    empty = [np.zeros(0)]  # without questions there is nothing to join
     return pd.DataFrame(
         {
             "query_id": np.repeat(np.array([q.question_id for q in questions], object), lengths),
             "doc_id": np.concatenate(
-                [ids[q.conversation_id][p[0]] for q, p in zip(questions, pieces, strict=True)] or empty
+                [ids[q.conversation_id][p[0]] for q, p in zip(questions, pieces, strict=True)] or [np.zeros(0, object)]
             ),
             "rank": np.concatenate([np.arange(1, n + 1) for n in lengths] or empty).astype(np.int64),
             "score": np.concatenate([p[1] for p in pieces] or empty),
         }
     )
+
+
+# ----------------------------------------------------------------------------------- late interaction and reranking
+
+
+def maxsim(index, questions, embedder, rare=False, top=None, dates=None):
+    """Rank windows by late interaction: the mean over the question's token vectors of the best cosine in the window.
+
+    `rare` weighs each question token by its idf over the conversation's turn lines.
+    """
+    from rawrag_utils import rerankers
+
+    asked = rerankers.token_vectors(embedder, [q.text for q in questions], "query")
+
+    def score(part, rows):
+        windows = rerankers.token_vectors(embedder, [chunk["content"] for chunk in part["chunks"]])
+        queries, weights = [asked[row] for row in rows], None
+        if rare:
+            lines = rerankers.token_vectors(embedder, part["turn_context"]["turn_lines"])
+            weights = rerankers.rarity(lines, queries)
+        return rerankers.maxsim(queries, windows, weights)
+
+    return rank_by(index, questions, score, top, dates)
+
+
+def multisize(index, centred, questions, embedder):
+    """A ranking of turns by late interaction at several sizes at once, no weight fitted.
+
+    The sum of z-scores over the conversation's turns: `maxsim(rare=True)` of each index in `centred` (made by
+    `chunking.turn_windows`) and, for the windows of `index`, that of the best one which touches the turn.
+    """
+    parts = [maxsim(part, questions, embedder, rare=True) for part in centred]
+    return zsum([*parts, by_turn(index, maxsim(index, questions, embedder, rare=True))])
+
+
+def rerank(index, questions, ranking, reranker, pool=None, top=None):
+    """Score the first `pool` windows of every question anew, all of them, then keep the best `top`.
+
+    The order matters: cut before reranking, and no set measure at the cut can move. Adds `rerank`, which becomes the
+    score. Raises `BadInput` for a ranking of other questions or of another index, and when the reranker gives another
+    count than asked or something that is no finite number; nothing of that is kept.
+    """
+    from rawrag_utils import rerankers
+
+    if pool is not None:
+        ranking = ranking[ranking["rank"] <= pool]
+    texts = {c["chunk_id"]: c["content"] for part in index.values() for c in part["chunks"]}
+    asked = {q.question_id: q for q in questions}
+    for name, known in (("query_id", asked), ("doc_id", texts)):
+        if unknown := [value for value in ranking[name].unique() if value not in known]:
+            raise BadInput(f"{unknown[0]}: it is in the ranking, but not among the questions and windows given")
+    pooled = _sorted(ranking)  # questions one after the other
+    groups = {query: rows["doc_id"].tolist() for query, rows in pooled.groupby("query_id", sort=False)}
+    # Questions about one conversation side by side: their pools overlap, and each window is read once.
+    order = sorted(groups, key=lambda query: asked[query].conversation_id)
+    scores = rerankers.score(reranker, [asked[q].text for q in order], [[texts[d] for d in groups[q]] for q in order])
+    values = {query: np.asarray(found, np.float64) for query, found in zip(order, scores, strict=True)}
+    for query, docs in groups.items():
+        if values[query].shape != (len(docs),) or not np.isfinite(values[query]).all():
+            raise BadInput(
+                f"{query}: the reranker gave {values[query].size} scores for {len(docs)} windows, or one that is not "
+                "finite; nothing was kept, check the reranker and run again"
+            )
+    pooled["rerank"] = pooled["score"] = np.concatenate([values[query] for query in groups] or [np.zeros(0)])
+    ranked = _sorted(pooled)
+    names = ["query_id", "doc_id", "rank", "score", "similarity", "rerank"]
+    ranked = ranked[[name for name in names if name in ranked]]
+    return ranked if top is None else ranked[ranked["rank"] <= top].reset_index(drop=True)

@@ -212,7 +212,8 @@ def main_numbers(table):
     """
     there = list(dict.fromkeys(table["metric"]))
     metrics = [m for m in MAIN if m in there] or there[:4]
-    return results.wide(table, metrics).to_string().splitlines()
+    category = "all" if "all" in set(table["category"]) else "all+adversarial"
+    return results.wide(table, metrics, category).to_string().splitlines()
 
 
 def aligned(rows):

