@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from rawrag_utils import retrieval
+from rawrag_utils import paths, retrieval
 from rawrag_utils.corpus import UNANSWERABLE
 from rawrag_utils.paths import BadInput
 
@@ -161,6 +161,19 @@ def learn(corpus, questions, found, conversations):
 
     size = batches[0][0].shape[2]
     return optimize.minimize(loss, np.zeros(size), jac=True, method="L-BFGS-B", options={"maxiter": 100}).x
+
+
+def read_weights(path, names):
+    """Weights learnt before on all conversations of another data set: the row `all` of a table with columns `names`."""
+    import pandas as pd
+
+    try:
+        return pd.read_csv(paths.resolve(path), index_col=0).loc["all", names].to_numpy(float)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"WEIGHTS={path}: holds no row `all` with {', '.join(names)}; name a table that 03_reranking wrote with the "
+            "same TURN_SIZES and CHUNK_SIZE, or give five conversations or more to learn on"
+        ) from error
 
 
 def weighted_sum(index, questions, found, weights):

@@ -149,6 +149,15 @@ def test_incomplete_rankings_and_nothing_to_learn_from_are_refused():
         cues.learn(corpus, silent, found, NAMES)
 
 
+def test_saved_weights_are_read_by_name_or_refused(tmp_path):
+    table = pd.DataFrame({"b": [2.0, 4.0], "a": [1.0, 3.0]}, index=["c0", "all"])
+    table.to_csv(tmp_path / "w.csv")
+    assert cues.read_weights(tmp_path / "w.csv", ["a", "b"]).tolist() == [3, 4]
+    for path, names in ((tmp_path / "w.csv", ["a", "c"]), (tmp_path / "missing.csv", ["a"])):
+        with pytest.raises(BadInput, match="holds no row"):
+            cues.read_weights(path, names)
+
+
 def test_settings_are_chosen_on_the_other_conversations():
     corpus = made()
     ids = [q.question_id for q in corpus.questions]
