@@ -171,8 +171,8 @@ def read_weights(path, names):
         return pd.read_csv(paths.resolve(path), index_col=0).loc["all", names].to_numpy(float)
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(
-            f"WEIGHTS={path}: holds no row `all` with {', '.join(names)}; name a table that 03_reranking wrote with the "
-            "same TURN_SIZES and CHUNK_SIZE, or give five conversations or more to learn on"
+            f"WEIGHTS={path}: holds no row `all` with {', '.join(names)}; name a table that 03_reranking wrote for "
+            "the same TURN_SIZES and CHUNK_SIZE, or give five conversations or more to learn on"
         ) from error
 
 
