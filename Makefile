@@ -62,7 +62,7 @@ $(READY): requirements.lock pyproject.toml
 typed         = $(if $(findstring command line,$(origin $(1))),-p $(1) "$$$(1)")
 no_parameters = $(if $(P)$(NB),$(error a plan has its own parameters: change them with make run NB=... P="NAME=VALUE"))
 
-.PHONY: help setup lab data models results run check readme bench test lint format lock clean clean-all
+.PHONY: help setup lab data models results estimate run check readme bench test lint format lock clean clean-all
 
 help: ## explain every target
 	@echo "Raw-RAG, a notebook laboratory. First time here: make results (some minutes), then make lab."
@@ -81,11 +81,15 @@ data: $(READY) ## get LoCoMo, checked by sha256; LOCOMO=path/to/locomo10.json ta
 	$(PY) -m rawrag_utils.corpus $(if $(LOCOMO),"$$LOCOMO")
 
 models: $(READY) ## get the weights of PROFILE=local, checked by sha256
-	$(PY) -m rawrag_utils.models "$$PROFILE"
+	$(PY) -m rawrag_utils.llm "$$PROFILE"
 
 results: $(READY) ## run the whole plan of DATASET=sample with PROFILE=local, write results/, print the tables
 	$(no_parameters)
 	$(PY) -m rawrag_utils.run --plan "$$DATASET" --profile "$$PROFILE"
+
+estimate: $(READY) ## say what the plan of DATASET would ask of PROFILE's language model: tokens, time or cost
+	$(no_parameters)
+	$(PY) -m rawrag_utils.run --plan "$$DATASET" --profile "$$PROFILE" --dry-run
 
 run: $(READY) ## run one notebook into runs/: NB=02_embedding P="DATASET=my.json CATEGORIES='[1, 2]'"
 	$(if $(NB),,$(error name a notebook: make run NB=01_chunking P="CHUNK_SIZE=128"))

@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 
-from rawrag_utils import chunking, corpus, index, models, paths, rerankers
+from rawrag_utils import chunking, corpus, generation, index, llm, models, paths, queries, rerankers, weights
 
 REPEATS = 5
 WINDOWS = 192  # windows embedded a repeat
+PROMPTS, ALONE = 32, 3  # prompts answered in one batch, and one by one
 ASKED, POOL, PAIRS = 100, 50, 256  # questions and windows each that are reranked; pairs for the cross-encoder
 
 
@@ -52,7 +53,7 @@ def bench_embedding(conversations):
     from sentence_transformers import SentenceTransformer
 
     embedder = models.load_embedder("local")
-    plain = SentenceTransformer(models.fetch_weights(embedder.config), device=embedder.device)
+    plain = SentenceTransformer(weights.encoder_folder(embedder.config), device=embedder.device)
     texts = index.contents(index.build(conversations))
     texts = texts[:: max(1, len(texts) // WINDOWS)][:WINDOWS]  # spread over all conversations
 
@@ -116,11 +117,30 @@ def _cross_encoder(embedder):
         return CrossEncoder(folder, device=embedder.device)
 
 
+def bench_generation(loaded):
+    """Tokens a second of the small chat model: a batch, against the same prompts one by one; no cache in between."""
+    chat = llm.load_chat("small")
+    model, tokenizer = chat.loaded
+    asked = corpus.select(loaded.questions)[:PROMPTS]
+    (_, request), *_ = queries.requests(loaded, asked, "multi_query").values()
+    prompts = generation.tokens(tokenizer, request.prompts)
+
+    def seconds_a_token(batches):
+        started = time.perf_counter()
+        answers = [generation.generate(model, tokenizer, batch, 1, request.max_tokens, 0.0, 0) for batch in batches]
+        return (time.perf_counter() - started) / sum(
+            t.completion_tokens for some in answers for row in some for t in row
+        )
+
+    alone, together = seconds_a_token([[p] for p in prompts[:ALONE]]), seconds_a_token([prompts])
+    what = f"a token of {chat.config.model.partition('-Instruct')[0]}: {len(prompts)} at once / one by one"
+    report(what, together, alone, "at most 0.125")
+
+
 def bench_notebooks(dataset):
     """01 and 02 with no vector cached and results elsewhere; weights stay."""
     with tempfile.TemporaryDirectory() as cold:
-        weights = paths.cache_root() / "weights"
-        pathlib.Path(cold, "weights").symlink_to(weights)
+        pathlib.Path(cold, "weights").symlink_to(paths.cache_root() / "weights")
         environment = {
             **os.environ,
             "RAWRAG_CACHE": cold,
@@ -146,6 +166,7 @@ def main():
     bench_chunking(loaded.conversations)
     bench_embedding(loaded.conversations)
     bench_reranking(loaded)
+    bench_generation(loaded)
     if given.notebooks:
         bench_notebooks(given.dataset)
 

@@ -1,8 +1,10 @@
 """Raw-RAG as a laboratory: the thin module that the numbered notebooks share.
 
-Data flows one way: ``paths`` -> ``corpus`` -> ``chunking`` -> ``index`` -> ``models`` -> ``retrieval`` ->
-``metrics`` -> ``results`` -> ``run``. A module imports only from those before it, and nothing heavy is imported
-until a function needs it.
+Data flows one way, and a module imports only from those before it: ``paths`` -> ``store`` -> ``own_form`` ->
+``corpus`` -> ``chunking`` -> ``index`` -> ``weights`` -> ``models`` -> ``rerankers`` -> ``retrieval`` -> ``cues`` ->
+``generation`` -> ``endpoint`` -> ``llm`` -> ``prompts`` -> ``scores`` -> ``metrics`` -> ``queries`` -> ``answering`` ->
+``results`` -> ``figures`` -> ``inspector`` -> ``execution`` -> ``run``. Nothing heavy is imported until a function
+needs it.
 """
 
 __version__ = "0.1.0"

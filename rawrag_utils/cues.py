@@ -55,6 +55,17 @@ def month_range(text):
     return f"{year}-{month:02}-01", f"{year}-{month:02}-{calendar.monthrange(year, month)[1]}"
 
 
+def named_speaker(text, names):
+    """The one of `names` that `text` holds as a word, None where it holds none or several.
+
+    >>> names = ["Nora", "Tobias"]
+    >>> named_speaker("What did Nora tell Tobias?", names), named_speaker("Is Nora in?", names)
+    (None, 'Nora')
+    """
+    named = [name for name in names if _names(text, name)]
+    return named[0] if len(named) == 1 else None
+
+
 def cues(conversation, lengths, questions):
     """The cues of every question and turn: float32 (questions, turns, cues), in the order of `CUES`.
 
@@ -72,9 +83,8 @@ def cues(conversation, lengths, questions):
     found[:, :, 3] = (logs - logs.mean()) / (logs.std() or 1)
     found[:, :, 4] = asking
     for row, question in enumerate(questions):
-        named = [name for name in names if _names(question.text, name)]
-        if len(named) == 1:
-            found[row, :, 0] = np.where(speakers == named[0], 0.5, -0.5)
+        if name := named_speaker(question.text, names):
+            found[row, :, 0] = np.where(speakers == name, 0.5, -0.5)
         month, year = named_months(question.text)
         if month:
             fits = np.isin(months, list(month)) & (np.isin(years, list(year)) if year else True)

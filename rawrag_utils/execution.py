@@ -18,6 +18,10 @@ TICK = 0.5  # seconds between two looks at a running cell
 PULSE = 60  # seconds between two lines about a long cell, where lines cannot be drawn over
 
 
+class Dry(Exception):
+    """A notebook that was only to say what it would ask. The message is what it said."""
+
+
 class Failed(Exception):
     """A notebook that began and did not end well. The message is one line."""
 
@@ -25,8 +29,8 @@ class Failed(Exception):
 def execute(path, parameters, folder, silence):
     """Run the notebook at `path` with all its `parameters` from the repository root; copy and log go to `folder`.
 
-    What `results` saves goes to `folder` too. Raises `Failed` when a cell fails, says nothing for `silence` seconds or
-    its kernel dies; what was executed by then is in the copy.
+    What `results` saves goes to `folder` too. Raises `Dry` for a dry run, `Failed` when a cell fails, says nothing for
+    `silence` seconds or its kernel dies; what was executed by then is in the copy.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -61,6 +65,8 @@ def execute(path, parameters, folder, silence):
                 progress_bar=False,
             )
         except papermill.PapermillExecutionError as error:
+            if error.ename == "DryRun":
+                raise Dry(error.evalue) from None
             last = [line for line in f"{error.ename}: {error.evalue}".splitlines() if line.strip()][-1]
             place, message = places.get(error.cell_index), error.evalue if error.ename == "BadInput" else last
         except DeadKernelError:
@@ -155,8 +161,9 @@ def _engine(log, places, silence, private, launch):
                     pulse = now
                     line = self.said.rpartition("\n")[0].rstrip().rpartition("\n")[2]  # the last whole one
                     say(f"{label} {now - started:7.0f} s  {''.join(filter(str.isprintable, line))}", end="")
-            failed = task.exception() is not None
-            say(f"{label} {time.monotonic() - started:7.1f} s{'  failed' if failed else ''}")
+            fault = task.exception()
+            end = "" if fault is None else "  dry run" if getattr(fault, "ename", "") == "DryRun" else "  failed"
+            say(f"{label} {time.monotonic() - started:7.1f} s{end}")
             return task.result()
 
         execute_cell = run_sync(async_execute_cell)  # the one that papermill calls

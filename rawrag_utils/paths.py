@@ -43,6 +43,11 @@ def relative(path):
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
 
 
+def params():
+    """The folder of profiles and of the plan, `notebooks/params`."""
+    return ROOT / "notebooks" / "params"
+
+
 def cache_root():
     """The cache folder: `RAWRAG_CACHE`, else `XDG_CACHE_HOME`/rawrag, else ~/.cache/rawrag, else .cache in the root.
 

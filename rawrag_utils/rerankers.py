@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rawrag_utils import models, paths, store
+from rawrag_utils import models, paths, store, weights
 from rawrag_utils.paths import BadInput
 
 TOKENS = "CREATE TABLE IF NOT EXISTS tokens (key BLOB PRIMARY KEY, ids BLOB, codes BLOB, scales BLOB, crc INT)"
@@ -215,7 +215,7 @@ def _load_cross_encoder(reranker):
 
     config = reranker.config
     transformers.utils.logging.disable_progress_bar()
-    folder = models.hub_folder(config)
+    folder = weights.hub_folder(config)
     try:
         dtype = {"dtype": getattr(torch, reranker.dtype)}
         model = CrossEncoder(folder, device=reranker.device, model_kwargs=dtype)

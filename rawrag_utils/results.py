@@ -19,7 +19,7 @@ import time
 
 import rawrag_utils
 from rawrag_utils import corpus as corpora
-from rawrag_utils import paths
+from rawrag_utils import models, paths
 from rawrag_utils.paths import BadInput
 
 SCHEMA = 1  # of run.json; a file of another schema is refused, not guessed at
@@ -49,6 +49,16 @@ PACKAGES = (
     "pandas",
     "scipy",
 )
+
+
+class DryRun(Exception):
+    """Raised by a notebook that was only to say what it would ask: takes the table of `llm.estimate`."""
+
+    def __init__(self, table):
+        super().__init__(f"nothing was asked; a run would take\n{table.round(2).to_string()}")
+
+    def _render_traceback_(self):  # IPython's hook: no traceback, this is no fault
+        return str(self).splitlines()
 
 
 # ---------------------------------------------------------------------------------------------- notebooks, parameters
@@ -90,6 +100,7 @@ def check_parameters(given, defaults):
     rawrag_utils.paths.BadInput: TOPK: unknown parameter; this notebook has TOP_K
     """
     for name, value in given.items():
+        refuse_secret(name, value)
         if name not in defaults:
             raise BadInput(f"{name}: unknown parameter; this notebook has {', '.join(defaults)}")
         wanted = type(defaults[name])
@@ -106,6 +117,19 @@ def check_parameters(given, defaults):
             f"CHUNK_SIZE={merged['CHUNK_SIZE']}"
         )
     return merged
+
+
+def refuse_secret(name, value):
+    """Raise `BadInput`, without the value, where a parameter holds what looks like a key: papermill writes it to files.
+
+    >>> refuse_secret("TEXT", "sk-" + "a1B2" * 8)
+    Traceback (most recent call last):
+    rawrag_utils.paths.BadInput: TEXT: looks like a key, and parameters are written into files; export it instead
+    """
+    known = [v for k, v in os.environ.items() if k.endswith(("_KEY", "_TOKEN", "_SECRET")) and len(v) >= 12]
+    text = json.dumps(value) if isinstance(value, list) else str(value)
+    if any(secret in text for secret in known) or re.search(r"\b(sk|pk|hf|ghp|co)[-_][A-Za-z0-9_-]{20,}", text):
+        raise BadInput(f"{name}: looks like a key, and parameters are written into files; export it instead")
 
 
 _POSITIVE = (lambda v: v >= 1, "a whole number from 1")
@@ -133,6 +157,10 @@ _RULES = {
         lambda v: v and v[0] == 1 and all(isinstance(s, int) and s % 2 for s in v),
         "a list of odd numbers that begins with 1",
     ),
+    "ANSWERS": (lambda v: 1 <= v <= 20, "a whole number from 1 to 20"),
+    "VARIANTS": (lambda v: 1 <= v <= 5, "a whole number from 1 to 5: one call writes five variants"),
+    "VOICE": (lambda v: v in ("dialogue", "lecture"), "dialogue or lecture"),
+    "CONFIDENCE": (lambda v: 0 <= v <= 1, "a number from 0 to 1"),
     "BUDGETS": (lambda v: v and all(isinstance(s, int) and s >= 1 for s in v), "a list of whole numbers from 1"),
 }
 
@@ -165,8 +193,8 @@ def run_id(notebook, parameters):
     package = pathlib.Path(rawrag_utils.__file__).parent
     pieces += [paths.sha256(p) for p in sorted(package.glob("*.py"))]
     if "PROFILE" in parameters:
-        profile = paths.ROOT / "notebooks" / "params" / f"{parameters['PROFILE']}.yaml"
-        pieces.append(paths.sha256(profile) if profile.exists() else "")
+        name = parameters["PROFILE"]
+        pieces.append(models.profile(name).model_dump_json() if name in models.profiles() else "")
     if "DATASET" in parameters:
         pieces.append(corpora.digest(corpora.locate(parameters["DATASET"])))
     return hashlib.sha256("\0".join([rawrag_utils.__version__, *pieces]).encode()).hexdigest()[:16]

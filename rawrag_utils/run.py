@@ -2,6 +2,7 @@
 
     python -m rawrag_utils.run 02_embedding -p CHUNK_SIZE 128      one run, into runs/
     python -m rawrag_utils.run --plan locomo --profile qwen3       the data set's plan, published under results/
+    python -m rawrag_utils.run --plan locomo --dry-run             what its language model would be asked, and no more
     python -m rawrag_utils.run --check locomo                      01 to 03 anew, compared with results/expected.yaml
 
 Exit status: 0 done, 1 a notebook or the check failed, 2 input that cannot be used, 130 stopped. RAWRAG_RUNS and
@@ -18,11 +19,10 @@ import signal
 import sys
 import time
 
-from rawrag_utils import corpus, execution, paths, results
-from rawrag_utils.execution import Failed, say, where
+from rawrag_utils import corpus, execution, models, paths, results
+from rawrag_utils.execution import Dry, Failed, say, where
 from rawrag_utils.paths import BadInput
 
-PARAMS = paths.ROOT / "notebooks" / "params"
 SILENCE = 1800  # seconds a cell may go without a word
 MAIN = ("recall@15", "recall@1000tok", "turn_recall@10", "official_f1")  # columns of the table printed at the end
 CHECKED = ("01", "02", "03")  # what these notebooks compute is deterministic; later ones ask models
@@ -41,6 +41,7 @@ def parse_value(name, text, default):
     """
     import yaml
 
+    results.refuse_secret(name, text)  # before a message can show it
     if isinstance(default, str):
         return text
     try:
@@ -57,16 +58,14 @@ def parse_value(name, text, default):
 def checked(given, defaults):
     """`results.check_parameters`, and the profile is one of those there are. Raises `BadInput`."""
     parameters = results.check_parameters(given, defaults)
-    if "PROFILE" in parameters and parameters["PROFILE"] not in profiles():
-        raise BadInput(
-            f"PROFILE={parameters['PROFILE']}: no such profile in notebooks/params; there are {', '.join(profiles())}"
-        )
+    if "PROFILE" in parameters:
+        _check_profile(parameters["PROFILE"])
     return parameters
 
 
-def profiles():
-    """Names of the profiles: the YAML files of notebooks/params that name an embedder."""
-    return [p.stem for p in sorted(PARAMS.glob("*.yaml")) if "embedder" in (_read_yaml(p) or {})]
+def _check_profile(name):
+    if name not in models.profiles():
+        raise BadInput(f"PROFILE={name}: no such profile in notebooks/params; there are {', '.join(models.profiles())}")
 
 
 def split_assignments(text):
@@ -90,15 +89,14 @@ def plan(dataset, profile):
     All of them are checked here, so that the last one's misspelt parameter shows before the first one starts.
     Raises `BadInput` with the place in plan.yaml.
     """
-    file = PARAMS / "plan.yaml"
+    file = paths.params() / "plan.yaml"
     lists = _read_yaml(file)
     if not isinstance(lists, dict) or "sample" not in lists:
         raise BadInput(f"{paths.relative(file)}: wanted lists of runs by data set, sample among them")
     published = dataset in lists
     if not published:
         corpus.locate(dataset)  # says so where there is no such file
-    if profile not in profiles():
-        raise BadInput(f"profile {profile}: not in notebooks/params; there are {', '.join(profiles())}")
+    _check_profile(profile)
     name, steps = dataset if published else "sample", []
     entries = lists[name] if isinstance(lists[name], list) else [None]
     for number, entry in enumerate(entries, 1):
@@ -277,11 +275,14 @@ def main(arguments=None):
     parser.add_argument("--plan", metavar="DATASET", help="run what notebooks/params/plan.yaml lists, and publish it")
     parser.add_argument("--check", metavar="DATASET", help="run 01 to 03 anew and compare with results/expected.yaml")
     parser.add_argument("--profile", default="local", help="profile of --plan and --check")
+    parser.add_argument("--dry-run", action="store_true", help="of --plan: say what would be asked, and stop there")
     parser.add_argument("--force", action="store_true", help="repeat finished runs (as FORCE=1 does)")
     parser.add_argument("--silence", type=float, default=SILENCE, metavar="SECONDS", help="stop a cell silent so long")
     given = parser.parse_args(arguments)
     if sum(map(bool, (given.notebook, given.plan, given.check))) != 1:
         parser.error("name one notebook, or --plan DATASET, or --check DATASET")
+    if given.dry_run and not given.plan:
+        parser.error("--dry-run goes with --plan; of one notebook say -p DRY_RUN true")
     if (given.plan or given.check) and (given.p or given.set):
         parser.error("a plan has its own parameters; to change them run one notebook, into runs/")
     force = given.force or os.environ.get("FORCE", "0") not in ("", "0")
@@ -295,9 +296,14 @@ def main(arguments=None):
     try:
         if given.notebook:
             return _run_one(given.notebook, split_assignments(given.set) + given.p, force, given.silence)
+        if given.dry_run:
+            return _run_dry(given.plan, given.profile, given.silence)
         if given.plan:
             return _run_plan(given.plan, given.profile, force, given.silence)
         return _run_check(given.check, given.profile, given.silence)
+    except Dry as said:
+        print(said)
+        return 0
     except Failed as error:
         say(f"failed: {error}")
         return 1
@@ -345,6 +351,17 @@ def _run_plan(dataset, profile, force, silence):
     _print_tables([(path, folder) for (path, _), folder in zip(steps, folders, strict=True)])
     print("files:", ", ".join(dict.fromkeys(map(where, targets))))
     print("executed notebooks and logs:", ", ".join(dict.fromkeys(where(f.parent) for f in folders)))
+    return 0
+
+
+def _run_dry(dataset, profile, silence):
+    """Print what each notebook of the plan would ask its language model, stopped before anything is spent."""
+    for path, parameters in plan(dataset, profile)[0]:
+        if "DRY_RUN" in parameters:
+            try:
+                run_notebook(path, {**parameters, "DRY_RUN": True}, silence=silence, title=path.stem)
+            except Dry as said:
+                print(f"{path.stem}: {said}\n")
     return 0
 
 

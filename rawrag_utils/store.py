@@ -10,8 +10,10 @@ from rawrag_utils.paths import BadInput
 BATCH = 500  # keys a query; sqlite takes some thousands
 
 
-def in_database(path, schema, work):
+def in_database(path, schema, work, durable=False):
     """What `work(connection)` returns on the sqlite file at `path`, whose tables `schema` makes; committed at the end.
+
+    `durable` is for what was paid for: it survives a power cut too, and readers do not wait for writers.
 
     A damaged file is set aside as `damaged-…` and begun anew: what is in a cache can be made again. Raises `BadInput`
     when the folder cannot be written or the disk is full.
@@ -19,24 +21,27 @@ def in_database(path, schema, work):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return _connected(path, schema, work)
+            return _connected(path, schema, work, durable)
         except sqlite3.OperationalError:  # locked, full, not writable: the file is whole
             raise
         except sqlite3.DatabaseError:
             for file in path.parent.glob(f"{path.name}*"):  # its journal too
                 os.replace(file, path.parent / f"damaged-{file.name}")
             print(f"{path.name}: the cache was damaged, its contents are made again", file=sys.stderr)
-            return _connected(path, schema, work)
+            return _connected(path, schema, work, durable)
     except (OSError, sqlite3.Error) as error:
         raise BadInput(
             f"cache {path.name}: {error}; free space or set RAWRAG_CACHE to a folder that can be written"
         ) from error
 
 
-def _connected(path, schema, work):
+def _connected(path, schema, work, durable):
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection, connection:
-        # Killed processes do no harm. What a power cut may damage is noticed and made again: no need to wait for disks.
-        connection.execute("PRAGMA synchronous=OFF")
+        if durable:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+        else:  # killed processes do no harm; what a power cut may damage is noticed and made again: no wait for disks
+            connection.execute("PRAGMA synchronous=OFF")
         connection.execute(schema)
         return work(connection)
 

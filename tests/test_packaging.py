@@ -1,6 +1,8 @@
 """One set of packages in three files, and a front door (the Makefile) that explains itself and fails in one line."""
 
+import ast
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import rawrag_utils
 from rawrag_utils.paths import ROOT
 
 
@@ -206,3 +209,18 @@ def test_ci_runs_what_the_readme_says():
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert os.access(ROOT / ".ci/run", os.X_OK) and "|| true" not in script
     assert "make test" in script and "shared/data/locomo10.json" in script
+
+
+def test_a_module_imports_only_from_those_before_it():
+    order = re.findall(r"``(\w+)``", rawrag_utils.__doc__)
+    files = {path.stem: path for path in pathlib.Path(rawrag_utils.__file__).parent.glob("*.py")}
+    assert sorted(order) == sorted(set(files) - {"__init__"})
+    for name in order:
+        tree = ast.parse(files[name].read_text(encoding="utf-8"))
+        used = {
+            alias.name if node.module == "rawrag_utils" else node.module.partition(".")[2]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rawrag_utils")
+            for alias in node.names
+        }
+        assert not [u for u in used & set(order) if order.index(u) >= order.index(name)], name

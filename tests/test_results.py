@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from rawrag_utils import corpus, paths, results
+from rawrag_utils import run as runner
 from rawrag_utils.paths import BadInput
 
 DEFAULTS = {"DATASET": "sample", "CHUNK_SIZE": 256, "CHUNK_OVERLAP": 32, "CATEGORIES": [1], "SHARE": 0.5, "SHOW": True}
@@ -188,3 +189,12 @@ def test_committed_results_have_provenance_and_their_files():
             assert paths.sha256(path.parent / name) == digest, name
         kept = json.dumps(record)
         assert str(pathlib.Path.home()) not in kept and str(paths.ROOT) not in kept
+
+
+@pytest.mark.parametrize("place", ["sample/local", "locomo/local"])
+def test_committed_tables_meet_the_expected_numbers(place):
+    expected = runner.expected_rows(*place.split("/"))
+    folder = paths.ROOT / "results" / place
+    tables = {notebook: results.read_table(folder / f"{notebook}.csv") for notebook in expected}
+    lines, passed = runner.compare(expected, tables)
+    assert passed, "\n".join(lines)

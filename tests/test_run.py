@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,7 +143,7 @@ def test_unknown_notebook_and_profile(tmp_path, capsys):
     assert run.main(["--plan", "sample", "--profile", "plan"]) == 2  # plan.yaml is no profile
     lines = capsys.readouterr().err.splitlines()
     assert "no such notebook" in lines[0] and "PROFILE=gpt9: no such profile" in lines[1]
-    assert "there are local" in lines[1] and "profile plan: not in" in lines[2] and len(lines) == 3
+    assert "there are local" in lines[1] and "PROFILE=plan: no such profile" in lines[2] and len(lines) == 3
 
 
 # ------------------------------------------------------------------------------------------------------ runs that end
@@ -330,8 +331,8 @@ def params(tmp_path, monkeypatch):
     """A folder of parameters with one profile, and a function that writes its plan."""
     folder = tmp_path / "params"
     folder.mkdir()
-    (folder / "local.yaml").write_text("embedder: {name: none}\n")
-    monkeypatch.setattr(run, "PARAMS", folder)
+    shutil.copy(paths.params() / "local.yaml", folder)  # the kernel reads the real one: run ids must agree
+    monkeypatch.setattr(paths, "params", lambda: folder)
     return lambda content: (folder / "plan.yaml").write_text(
         content if isinstance(content, str) else yaml.safe_dump(content)
     )
@@ -360,7 +361,7 @@ def test_faults_of_a_plan_show_before_it_starts(tmp_path, capsys, params, conten
 
 
 def test_the_committed_plan_has_its_form():
-    lists = run._read_yaml(run.PARAMS / "plan.yaml")
+    lists = run._read_yaml(paths.params() / "plan.yaml")
     assert {"sample", "locomo"} <= set(lists)
     assert all(step.keys() <= {"notebook", "parameters"} for steps in lists.values() for step in steps)
 
@@ -457,3 +458,42 @@ def test_publish_copies_what_is_listed_run_json_last(tmp_path, monkeypatch):
     finish("../escape.csv")
     with pytest.raises(BadInput, match="outside its folder"):
         run.publish(source, "nb", target)
+
+
+# ------------------------------------------------------------------------------------------------------------ dry runs
+
+DRY = "import pandas as pd\nif DRY_RUN:\n    raise results.DryRun(pd.DataFrame({'texts': [12]}, ['hyde']))\n"
+
+
+def test_a_dry_run_prints_its_table_and_ends_well(tmp_path, capsys):
+    path = write_notebook(tmp_path / "tiny.ipynb", DRY, FINISH, parameters="NUMBER = 1\nDRY_RUN = False\n")
+    assert run.main([str(path), "-p", "DRY_RUN", "true"]) == 0
+    shown = capsys.readouterr()
+    assert "nothing was asked" in shown.out and "hyde" in shown.out and "12" in shown.out
+    assert "failed" not in shown.err and "Traceback" not in shown.out + shown.err
+
+
+def test_a_plan_is_estimated_without_running_what_asks_no_model(tmp_path, capsys, params):
+    asks = write_notebook(tmp_path / "04_asks.ipynb", DRY, FINISH, parameters="NUMBER = 1\nDRY_RUN = False\n")
+    plain = write_notebook(tmp_path / "01_plain.ipynb", FINISH)
+    params({"sample": [{"notebook": str(plain)}, {"notebook": str(asks)}]})
+    assert run.main(["--plan", "sample", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert "04_asks: nothing was asked" in shown.out and "01_plain" not in shown.out + shown.err
+
+
+def test_a_dry_run_needs_a_plan(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["01_chunking", "--dry-run"])
+    assert "-p DRY_RUN true" in capsys.readouterr().err
+
+
+def test_a_key_is_refused_as_a_parameter_and_not_shown(tmp_path, capsys, monkeypatch):
+    path = write_notebook(tmp_path / "tiny.ipynb", FINISH, parameters="NUMBER = 1\nNOTE = ''\n")
+    key = "sk-" + "Zz9" * 12
+    monkeypatch.setenv("SOME_SERVICE_API_KEY", "hunter2hunter2hunter2")
+    for name, value in (("NOTE", key), ("NUMBER", key), ("NOTE", "use hunter2hunter2hunter2")):
+        assert run.main([str(path), "-p", name, value]) == 2
+        shown = capsys.readouterr()
+        assert f"{name}: looks like a key" in shown.err and value not in shown.out + shown.err
+    assert not any(key.encode() in f.read_bytes() for f in tmp_path.rglob("*") if f.is_file())

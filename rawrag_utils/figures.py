@@ -1,0 +1,119 @@
+"""Pictures of result tables: differences with their intervals, differences by category, sweeps.
+
+Each takes tidy rows (see `results.COLUMNS`) and returns a matplotlib figure that is not shown yet. Colours are Okabe
+and Ito's, which colour-blind readers can tell apart.
+"""
+
+import numpy as np
+
+SHADES = ("#000000", "#56B4E9", "#009E73", "#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#777777", "#F0E442", "#BBBBBB")
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
+
+
+def differences(table, metric):
+    """Each arm's difference from its baseline with its 95 % interval, a panel a baseline; filled where p_holm < .05."""
+    import matplotlib.pyplot as plt
+
+    rows = table[(table["metric"] == metric) & (table["category"] == "all") & table["baseline"].notna()]
+    panels = [group for _, group in rows.groupby("baseline", sort=False)]
+    figure, axes = plt.subplots(
+        len(panels),
+        figsize=(7, 1 + 0.28 * len(rows) + 0.5 * len(panels)),
+        height_ratios=[len(group) + 1 for group in panels],
+        sharex=True,
+        layout="constrained",
+        squeeze=False,
+    )
+    for ax, group in zip(axes[:, 0], panels, strict=True):
+        for place, row in enumerate(group.to_dict("records")):
+            sure = row["p_holm"] < 0.05
+            colour = GREY if not sure else GREEN if row["delta"] > 0 else ORANGE
+            if np.isfinite(row["delta_ci_low"]):
+                ax.plot([row["delta_ci_low"], row["delta_ci_high"]], [place, place], color=colour, lw=1.5)
+            ax.plot(row["delta"], place, "o", color=colour, ms=6, mfc=colour if sure else "white")
+        ax.axvline(0, color="black", lw=0.8)
+        ax.set(yticks=range(len(group)), yticklabels=group["variant"], ylim=(len(group) - 0.4, -0.6))
+        ax.set_title(f"against {group['baseline'].iloc[0]} (n = {int(group['n'].max())})", loc="left", fontsize=10)
+        ax.tick_params(axis="y", length=0)
+        ax.spines[["top", "right"]].set_visible(False)
+    note = "" if rows["delta_ci_low"].notna().any() else " (fewer than five conversations: no interval)"
+    axes[-1, 0].set_xlabel(f"difference in {metric}{note}")
+    return figure
+
+
+def by_category(table, metric):
+    """Differences from the baseline as a matrix: a row an arm, a column a category with its n, blue where it helps."""
+    import matplotlib.pyplot as plt
+
+    rows = table[(table["metric"] == metric) & table["baseline"].notna() & ~table["category"].str.startswith("all")]
+    counts = rows.groupby("category", sort=False)["n"].max()
+    values = rows.pivot(index="variant", columns="category", values="delta")
+    values = values.loc[rows["variant"].unique(), counts.index]
+    figure, ax = plt.subplots(figsize=(3 + 1.1 * len(counts), 1.2 + 0.3 * len(values)), layout="constrained")
+    limit = max(np.abs(values.to_numpy()).max(), 0.05)
+    ax.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    for (y, x), value in np.ndenumerate(values.to_numpy()):
+        colour = "white" if abs(value) > 0.7 * limit else "black"
+        ax.text(x, y, f"{value:+.3f}", ha="center", va="center", fontsize=8, color=colour)
+    ax.set_yticks(range(len(values)), values.index, fontsize=9)
+    ax.set_xticks(range(len(counts)), [f"{name}\nn = {n}" for name, n in counts.items()], fontsize=9)
+    ax.tick_params(length=0)
+    ax.set_title(f"difference in {metric} from the plain question", loc="left", fontsize=10)
+    return figure
+
+
+def sweep(table, series, metric, label):
+    """Values over a number: `series` maps a legend to {number: variant}; intervals as bars where there are any."""
+    import matplotlib.pyplot as plt
+
+    rows = table[(table["metric"] == metric) & (table["category"] == "all")].set_index("variant")
+    figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    for shift, (legend, points), colour in zip(range(len(series)), series.items(), (BLUE, ORANGE, GREEN), strict=False):
+        some = rows.loc[list(points.values())]
+        x = np.array(list(points)) + 0.06 * (shift - (len(series) - 1) / 2)
+        spread = np.abs(some[["ci_low", "ci_high"]].to_numpy().T - some["value"].to_numpy())
+        bars = spread if np.isfinite(spread).all() else None
+        ax.errorbar(x, some["value"], yerr=bars, fmt="o-", color=colour, label=legend, capsize=3, lw=1.5)
+    ax.set(xlabel=label, ylabel=metric, xticks=sorted({n for points in series.values() for n in points}))
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(series), frameon=False)
+    return figure
+
+
+def stacked(counts, label):
+    """A bar for each row of `counts`, split by its columns, with the numbers written in."""
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(7, 1.1 + 0.4 * len(counts)), layout="constrained")
+    left = np.zeros(len(counts))
+    for name, colour in zip(counts, SHADES[1:], strict=False):
+        bars = ax.barh(counts.index, counts[name], left=left, color=colour, label=name)
+        ax.bar_label(
+            bars, [v if v > 0.03 * counts.sum(axis=1).max() else "" for v in counts[name]], label_type="center"
+        )
+        left += counts[name].to_numpy()
+    ax.invert_yaxis()
+    ax.set_xlabel(label)
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(counts.columns), frameon=False, fontsize=9)
+    return figure
+
+
+def price(table, panels, metric):
+    """Recall against tokens a question, read and written, a panel for each list of variants in `panels`."""
+    import matplotlib.pyplot as plt
+
+    rows = table[table["category"] == "all"].pivot(index="variant", columns="metric", values="value")
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.4), sharey=True, layout="constrained")
+    for ax, (title, variants) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        some = rows.loc[variants]
+        tokens = some["prompt_tokens"] + some["completion_tokens"]
+        for name, x, y, marker, shade in zip(variants, tokens, some[metric], "osv^DPX*<>", SHADES, strict=False):
+            ax.plot(x, y, marker, color=shade, ms=8, label=name.removesuffix("|rerank"))
+        ax.set(title=title, xlabel="language model tokens a question")
+        ax.margins(x=0.12, y=0.15)
+        ax.spines[["top", "right"]].set_visible(False)
+    np.atleast_1d(axes)[0].set_ylabel(metric)
+    handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False)
+    return figure

@@ -1,0 +1,402 @@
+"""Every prompt as a named template, English and Traditional Chinese, and the tolerant reading of what models return.
+
+A template says what it must return; the function of the same purpose below reads it. Models number lines, wrap them in
+code fences, think aloud before and chat after: all that is peeled off, what is left counts. Nothing usable is None (or
+an empty list), which callers count and show. Examples in the templates are made up here; none is from a data set.
+"""
+
+import json
+import re
+from typing import NamedTuple
+
+from rawrag_utils.paths import BadInput
+
+TYPES = ("factual", "conceptual", "procedural", "comparative", "exploratory")  # that the router knows
+VARIANTS = 5  # that one multi-query call asks for
+
+
+class Template(NamedTuple):
+    """What is sent, what must come back, and how it is sampled."""
+
+    system: str  # the same for all questions: a batch reads it once
+    user: str  # with fields in braces
+    returns: str
+    max_tokens: int
+    temperature: float = 0.0
+
+
+class Route(NamedTuple):
+    """A router's answer."""
+
+    type: str
+    confidence: float
+    reasoning: str
+
+
+_MULTI_QUERY = Template(
+    """You write search queries. Somebody asks a question about a long chat between two friends; the answer stands \
+somewhere in the chat. Ask for the same thing in 5 ways that differ as much as they can, so that a search finds \
+messages which the question itself would miss. Keep every name and date. Never answer the question. Return 5 lines, \
+each with its label:
+Synonyms: the question in other words
+Keywords: a few words that the messages would hold
+Message: how a friend would mention it in the chat, the answer left open
+Specific: the question with more detail
+General: a broader question about the topic
+
+Example
+Question: Which instrument did Maya begin to learn in spring?
+Synonyms: What musical instrument has Maya taken up since spring?
+Keywords: Maya instrument first lesson practising music teacher
+Message: Maya: I finally started lessons this spring, my fingers hurt but I love the sound!
+Specific: In which week of spring did Maya take her first lesson, and on what instrument?
+General: What new hobbies in music does Maya have?""",
+    "Question: {question}",
+    "5 lines, one query each",
+    140,
+)
+
+_HYDE_DIALOGUE = Template(
+    """You imagine chat messages. Somebody asks a question about a long chat between two friends. Write the two \
+messages of that chat in which the answer is told, the way friends write: first person, casual, concrete. Invent what \
+you do not know. Return exactly two lines, each with a date of your choice from the given period and the name of the \
+friend who writes.
+
+Example
+The friends: Maya and Leo. The chat runs from January 2023 to November 2023.
+Question: Which instrument did Maya begin to learn in spring?
+[2023-04-12] Maya: Guess what, I finally had my first cello lesson today! My fingers hurt but I love it.
+[2023-04-12] Leo: Wow, the cello! How did you come to choose that?""",
+    "The friends: {speaker_a} and {speaker_b}.{period}\nQuestion: {question}",
+    "two dated chat lines",
+    80,
+    0.7,
+)
+
+_REWRITE = Template(
+    """You turn questions into search queries. Somebody asks a question about a long chat between two friends. Write \
+one query that finds the messages which hold the answer: every name and date of the question, its topic, and two or \
+three words that such messages would use. No question words, no answer, one line.
+
+Examples
+Question: Do you know which instrument it was that Maya began to learn in spring?
+Maya instrument lessons spring, started practising
+Question: How many marathons has Leo run so far?
+Leo marathon races run, finish line
+Question: Would Maya enjoy a weekend in the mountains?
+Maya mountains weekend, hiking, nature""",
+    "Question: {question}",
+    "one line, the query",
+    32,
+)
+
+_STEP_BACK = Template(
+    """You ask background questions. Somebody asks a question about a long chat between two friends. Write one more \
+general question, whose answer gives the background that is needed for the first: about the person's life, plans or \
+circumstances around the topic. Keep the names. Never answer. Return one line that ends with a question mark.
+
+Examples
+Question: Which instrument did Maya begin to learn in spring?
+What are Maya's interests and activities in music?
+Question: When did Leo sell his old car?
+What cars has Leo had, and what became of them?""",
+    "Question: {question}",
+    "one line, the more general question",
+    32,
+)
+
+_ROUTE = Template(
+    """You sort questions about a long chat by the kind of search they need. The types:
+factual: asks for a name, number, time, place or another single fact
+conceptual: asks why something is so, or how something works
+procedural: asks how to do something, or for steps
+comparative: asks for differences, likeness, pros and cons
+exploratory: open or broad, asks for an overview or an opinion
+Return one line of JSON: {"type": one of the five, "confidence": a number from 0 to 1, "reasoning": one short sentence}
+
+Examples
+Question: Which instrument did Maya begin to learn in spring?
+{"type": "factual", "confidence": 0.95, "reasoning": "It asks for the name of one instrument."}
+Question: Why did Leo stop cycling to work?
+{"type": "conceptual", "confidence": 0.9, "reasoning": "It asks for a reason."}
+Question: Does Maya like Lisbon or Porto more, and what for?
+{"type": "comparative", "confidence": 0.9, "reasoning": "It weighs two cities against each other."}
+Question: What might Leo's life look like in five years?
+{"type": "exploratory", "confidence": 0.8, "reasoning": "It is open and asks for an opinion."}""",
+    "Question: {question}",
+    'JSON {"type", "confidence", "reasoning"}',
+    80,
+)
+
+_HYDE_LECTURE = Template(
+    """You imagine what a lecturer says. A student asks a question about a lecture. Write the passage of the lecture \
+that answers it, as it is spoken: full sentences, plain words, the terms of the subject, 60 to 120 words. Return the \
+passage alone, without a title or a list.""",
+    "Question: {question}",
+    "a spoken passage of 60 to 120 words",
+    170,
+    0.7,
+)
+
+_MULTI_QUERY_ZH = Template(
+    """你負責撰寫搜尋查詢。有人就一段很長的談話或課程提出問題，答案就在其中某處。請用 5 種差異盡量大的方式詢問\
+同一件事，讓搜尋能找到原問題會漏掉的段落。保留所有名稱與日期，不要回答問題。輸出 5 行，每行以標籤開頭：
+同義：換個說法的問題
+關鍵詞：段落裡會出現的幾個詞
+口語：說話的人會怎麼提到這件事，不透露答案
+具體：更詳細的問題
+概括：關於這個主題的更廣泛的問題
+
+範例
+問題：小雅春天開始學哪一種樂器？
+同義：小雅從春天起練習什麼樂器？
+關鍵詞：小雅 樂器 第一堂課 練習 老師
+口語：我今年春天終於開始上課了，手指很痛，可是聲音真好聽！
+具體：小雅在春天的哪一週上了第一堂課，學的是什麼樂器？
+概括：小雅在音樂方面有什麼新的興趣？""",
+    "問題：{question}",
+    "5 行，每行一個查詢",
+    200,
+)
+
+_HYDE_DIALOGUE_ZH = Template(
+    """你負責想像聊天訊息。有人就兩位朋友之間很長的聊天記錄提出問題。請寫出聊天中說出答案的兩則訊息，\
+像朋友之間那樣寫：第一人稱、口語、具體。不知道的細節可以自己編。只輸出兩行，每行有一個在所給期間內的日期，以及說話者的名字。
+
+範例
+朋友：小雅和立奧。聊天期間：2023-01 到 2023-11。
+問題：小雅春天開始學哪一種樂器？
+[2023-04-12] 小雅: 你猜怎麼樣，我今天終於上了第一堂大提琴課！手指很痛，但我好喜歡。
+[2023-04-12] 立奧: 哇，大提琴！你怎麼會選這個？""",
+    "朋友：{speaker_a}和{speaker_b}。{period}\n問題：{question}",
+    "兩行有日期的聊天訊息",
+    120,
+    0.7,
+)
+
+_REWRITE_ZH = Template(
+    """你負責把問題改寫成搜尋查詢。寫出一個能找到答案所在段落的查詢：保留問題中的所有名稱與日期、主題，\
+再加兩三個段落裡會用到的詞。不要疑問詞，不要回答，只輸出一行。
+
+範例
+問題：你知道小雅春天開始學的是哪一種樂器嗎？
+小雅 樂器 上課 春天 開始練習
+問題：為什麼植物的葉子是綠色的？
+植物 葉子 綠色 葉綠素 吸收光""",
+    "問題：{question}",
+    "一行，即查詢",
+    48,
+)
+
+_STEP_BACK_ZH = Template(
+    """你負責提出背景問題。請針對所給的問題，寫出一個更概括的問題，它的答案能提供回答原問題所需的背景。\
+保留名稱，不要回答。只輸出一行，以問號結尾。
+
+範例
+問題：小雅春天開始學哪一種樂器？
+小雅在音樂方面有哪些興趣和活動？
+問題：為什麼植物的葉子是綠色的？
+植物如何利用光？""",
+    "問題：{question}",
+    "一行，更概括的問題",
+    48,
+)
+
+_ROUTE_ZH = Template(
+    """你負責按照所需的搜尋方式為問題分類。類型：
+factual：詢問名稱、數字、時間、地點或其他單一事實
+conceptual：詢問為什麼，或某事物如何運作
+procedural：詢問怎麼做，或步驟
+comparative：詢問差異、相似、優缺點
+exploratory：開放或廣泛，要求概述或看法
+輸出一行 JSON：{"type": 五種之一, "confidence": 0 到 1 的數字, "reasoning": 一句簡短的理由}
+
+範例
+問題：小雅春天開始學哪一種樂器？
+{"type": "factual", "confidence": 0.95, "reasoning": "詢問一種樂器的名稱。"}
+問題：為什麼植物的葉子是綠色的？
+{"type": "conceptual", "confidence": 0.9, "reasoning": "詢問原因。"}
+問題：怎麼沖泡綠茶？
+{"type": "procedural", "confidence": 0.9, "reasoning": "詢問步驟。"}
+問題：泡菜和酸菜有什麼不同？
+{"type": "comparative", "confidence": 0.9, "reasoning": "比較兩種食物。"}
+問題：這門課給了你什麼啟發？
+{"type": "exploratory", "confidence": 0.8, "reasoning": "問題開放，詢問看法。"}""",
+    "問題：{question}",
+    'JSON {"type", "confidence", "reasoning"}',
+    100,
+)
+
+_HYDE_LECTURE_ZH = Template(
+    """你負責想像老師在課堂上說的話。學生就一堂課提出問題。請寫出課堂上回答這個問題的那段話，像口頭講解：完整的句子、\
+淺白的用詞、這個學科的術語，100 到 200 個字。只輸出這段話，不要標題或列點。""",
+    "問題：{question}",
+    "一段 100 到 200 字的口語講解",
+    240,
+    0.7,
+)
+
+TEMPLATES = {
+    ("multi_query", "en"): _MULTI_QUERY,
+    ("multi_query", "zh"): _MULTI_QUERY_ZH,
+    ("hyde_dialogue", "en"): _HYDE_DIALOGUE,
+    ("hyde_dialogue", "zh"): _HYDE_DIALOGUE_ZH,
+    ("hyde_lecture", "en"): _HYDE_LECTURE,
+    ("hyde_lecture", "zh"): _HYDE_LECTURE_ZH,
+    ("rewrite", "en"): _REWRITE,
+    ("rewrite", "zh"): _REWRITE_ZH,
+    ("step_back", "en"): _STEP_BACK,
+    ("step_back", "zh"): _STEP_BACK_ZH,
+    ("route", "en"): _ROUTE,
+    ("route", "zh"): _ROUTE_ZH,
+}
+
+
+def template(name, language):
+    """The `Template` of that name and language. Raises `BadInput` with the names there are."""
+    try:
+        return TEMPLATES[name, language]
+    except KeyError:
+        names = ", ".join(dict.fromkeys(n for n, _ in TEMPLATES))
+        raise BadInput(f"template {name!r} in {language!r}; there are {names}, in en and zh") from None
+
+
+def messages(chosen, **fields):
+    """The chat of a template: a list of role and content. Braces in the fields are text.
+
+    >>> messages(template("rewrite", "en"), question="Who is {x}?")[1]
+    {'role': 'user', 'content': 'Question: Who is {x}?'}
+    """
+    return [
+        {"role": "system", "content": chosen.system},
+        {"role": "user", "content": chosen.user.format(**fields)},
+    ]
+
+
+def language(text):
+    """`zh` where at least a third of the letters are Chinese characters, else `en`.
+
+    >>> language("為什麼天空是藍色的?"), language("Where does 阿哲 live?")
+    ('zh', 'en')
+    """
+    letters = [c for c in text if c.isalpha()]
+    return "zh" if 3 * len(re.findall(r"[\u3400-\u9fff\uf900-\ufaff]", text)) >= len(letters) > 0 else "en"
+
+
+# -------------------------------------------------------------------------------------------- reading what comes back
+
+_LABELS = (
+    "synonyms|keywords|message|specific|general|search|query|variant|question|rewritten|同義|關鍵詞|口語|具體|概括|查詢|問題|"
+    "同义|关键词|口语|具体|查询|问题"
+)
+# \uff08 to \uff1a are the full-width ( ) . : of Chinese text. "10:30" and "3.5" are no numbered lines.
+_NUMBER = r"[-*•>#\s]+|\[\d{1,2}\]\s*|[(\uff08]?\d{1,2}\s*(?:[)\uff09、]|[.:\uff0e\uff1a](?!\d))\s*"
+_NUMBERED = re.compile(rf"^(?:{_NUMBER})+")
+_LEADING = re.compile(
+    rf"^(?:{_NUMBER}|\*{{0,2}}(?:(?:{_LABELS})\s?)+\d* ?\*{{0,2}} ?[:\uff1a]\s*\*{{0,2}})+", re.IGNORECASE
+)
+
+
+def peeled(text):
+    """Lines of `text` that are not empty, without thinking and code fences.
+
+    >>> peeled("<think>Hm.</think>\\n```text\\none\\n\\n two\\n```")
+    ['one', 'two']
+    """
+    text = re.sub(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", "", text, flags=re.DOTALL | re.IGNORECASE)
+    text = re.split(r"</think(?:ing)?>", text, flags=re.IGNORECASE)[-1]  # templates may open it for the model
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not re.fullmatch(r"(```+|~~~+)\s*[\w+-]*", line)]
+
+
+def variants(text, count=VARIANTS):
+    """Up to `count` different queries: lines without numbers, bullets, labels and quotes, or the texts in JSON.
+
+    >>> variants('Here are the queries:\\n1. "Maya cello"\\n2) Maya cello\\n- Keywords: first lesson')
+    ['Maya cello', 'first lesson']
+    """
+    lines = peeled(text)
+    joined = " ".join(lines)
+    cut = joined[: joined.rfind('",') + 1] + "]"  # a list that the limit on tokens ended
+    for value in (*_json(joined, "[{"), *_json(cut, "[")):
+        found = _texts(value)
+        if len(found) > 1 or (found and joined[0] in "[{"):
+            lines = found
+            break
+    lines = [_LEADING.sub("", " ".join(line.split())).strip(" \"'`“”「」『』*") for line in lines]
+    # A line that ends in a colon announces others.
+    usable = [line for line in lines if any(c.isalnum() for c in line) and line[-1] not in ":\uff1a"]
+    return list(dict.fromkeys(usable))[:count]
+
+
+def chat_lines(text, count=2):
+    """Up to `count` dated chat lines as one text; where no line is dated, the first lines. None where there is none.
+
+    >>> chat_lines("Sure!\\n[2023-04-12] Maya: My first lesson!\\n[2023-04-12] Leo: Wow!\\n[2023-")
+    '[2023-04-12] Maya: My first lesson!\\n[2023-04-12] Leo: Wow!'
+    """
+    lines = [_NUMBERED.sub("", line) for line in peeled(text)]
+    lines = [line for line in lines if any(c.isalnum() for c in line)]
+    dated = [line for line in lines if re.match(r"[\[【]?\d{4}-\d{2}-\d{2}[\]】]?\s*\S", line)]
+    return "\n".join((dated or lines)[:count]) or None
+
+
+def passage(text):
+    """A spoken passage as one line, None where there is none.
+
+    >>> passage("```\\nLeaves are green\\nbecause …\\n```")
+    'Leaves are green because …'
+    """
+    joined = " ".join(peeled(text))
+    return joined if any(c.isalnum() for c in joined) else None
+
+
+def route(text):
+    """A `Route` from JSON with whatever around it; None for no JSON, an unknown type or a confidence that is no share.
+
+    >>> route('Sure: {"type": "Factual", "confidence": "90%", "reasoning": "A name."} Anything else?')
+    Route(type='factual', confidence=0.9, reasoning='A name.')
+    """
+    for found in _json(" ".join(peeled(text)), "{"):
+        kind, confidence = str(found.get("type", "")).strip().lower(), _share(found.get("confidence"))
+        if kind in TYPES and confidence is not None:
+            return Route(kind, confidence, str(found.get("reasoning") or ""))
+    return None
+
+
+def _share(value):
+    percent = isinstance(value, str) and value.strip().endswith(("%", "\uff05"))
+    try:
+        number = float(value.strip().rstrip("%\uff05") if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    number = number / 100 if percent else number
+    return number if 0 <= number <= 1 and not isinstance(value, bool) else None
+
+
+def _json(text, openings):
+    """Yields the JSON values in `text` that begin with one of `openings`, those inside others too."""
+    for match in re.finditer(f"[{re.escape(openings)}]", text):
+        try:
+            value = json.JSONDecoder().raw_decode(text, match.start())[0]
+        except ValueError:
+            continue
+        except RecursionError:  # thousands of brackets are no answer
+            return
+        yield value
+
+
+def _texts(value):
+    """The strings in a JSON value, in order, however deep.
+
+    >>> _texts({"queries": ["one", {"query": "two"}], "n": 2})
+    ['one', 'two']
+    """
+    texts, left = [], [value]
+    while left:
+        first = left.pop(0)
+        if isinstance(first, str):
+            texts.append(first)
+        elif isinstance(first, list | dict):
+            left[:0] = first.values() if isinstance(first, dict) else first
+    return texts

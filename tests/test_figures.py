@@ -1,0 +1,73 @@
+"""Pictures of result tables: what is drawn, with and without intervals."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from rawrag_utils import figures
+
+METRIC = "recall@1000tok"
+
+
+@pytest.fixture(params=[True, False], ids=["intervals", "none"])
+def table(request):
+    """A plain arm and two others in each of two pipelines; three categories and all."""
+    half, rows = 0.05 if request.param else np.nan, []
+    for ending, base in (("", "dense"), ("|rerank", "rrf")):
+        for place, name in enumerate(("plain", "hyde", "router")):
+            for category in ("temporal", "multi-hop", "all"):
+                variant = base if name == "plain" else name + ending
+                value = 0.5 + 0.1 * place
+                row = {"variant": variant, "metric": METRIC, "category": category, "n": 30, "value": value}
+                row |= {"ci_low": value - half, "ci_high": value + half, "baseline": None if name == "plain" else base}
+                row |= {"delta": 0.1 * place, "delta_ci_low": 0.1 * place - half, "delta_ci_high": 0.1 * place + half}
+                rows.append(row | {"p_holm": 0.01 if name == "hyde" else 0.5})
+                for bill, amount in (("prompt_tokens", 100 * place), ("completion_tokens", 10 * place)):
+                    rows.append({**row, "metric": bill, "value": amount})
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def test_differences_have_a_panel_a_baseline_and_fill_what_is_sure(table):
+    figure = figures.differences(table, METRIC)
+    assert [ax.get_title("left") for ax in figure.axes] == ["against dense (n = 30)", "against rrf (n = 30)"]
+    for ax in figure.axes:
+        assert [label.get_text().partition("|")[0] for label in ax.get_yticklabels()] == ["hyde", "router"]
+        filled = [line.get_markerfacecolor() != "white" for line in ax.lines if line.get_marker() == "o"]
+        assert filled == [True, False]
+    assert ("no interval" in figure.axes[-1].get_xlabel()) == table["ci_low"].isna().all()
+
+
+def test_categories_make_a_matrix_with_their_n(table):
+    (ax,) = figures.by_category(table, METRIC).axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["temporal\nn = 30", "multi-hop\nn = 30"]
+    assert [text.get_text() for text in ax.texts] == ["+0.100", "+0.100", "+0.200", "+0.200"] * 2
+
+
+def test_a_sweep_has_a_line_a_series(table):
+    series = {"dense": {0: "dense", 1: "hyde"}, "rerank": {0: "rrf", 1: "hyde|rerank"}}
+    figure = figures.sweep(table, series, METRIC, "answers")
+    (ax,) = figure.axes
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dense", "rerank"]
+    assert ax.get_xlabel() == "answers" and len(ax.containers) == 2
+
+
+def test_prices_are_tokens_read_and_written(table):
+    figure = figures.price(table, {"dense": ["dense", "hyde"], "rerank": ["rrf", "hyde|rerank"]}, METRIC)
+    assert [line.get_xdata()[0] for line in figure.axes[0].lines] == [0, 110]
+
+
+def test_stacked_bars_write_their_numbers():
+    counts = pd.DataFrame({"factual": [3, 0], "conceptual": [1, 4]}, ["temporal", "multi-hop"])
+    (ax,) = figures.stacked(counts, "questions").axes
+    assert sorted(text.get_text() for text in ax.texts if text.get_text()) == ["1", "3", "4"]
