@@ -18,7 +18,7 @@ from rawrag_utils import chunking, corpus, generation, index, llm, models, paths
 
 REPEATS = 5
 WINDOWS = 192  # windows embedded a repeat
-PROMPTS, ALONE = 32, 3  # prompts answered in one batch, and one by one
+PROMPTS, ALONE, TOKENS = 32, 3, 48  # prompts in one batch, prompts one by one, tokens written for each
 ASKED, POOL, PAIRS = 100, 50, 256  # questions and windows each that are reranked; pairs for the cross-encoder
 
 
@@ -127,7 +127,7 @@ def bench_generation(loaded):
 
     def seconds_a_token(batches):
         started = time.perf_counter()
-        answers = [generation.generate(model, tokenizer, batch, 1, request.max_tokens, 0.0, 0) for batch in batches]
+        answers = [generation.generate(model, tokenizer, batch, 1, TOKENS, 0.0, 0) for batch in batches]
         return (time.perf_counter() - started) / sum(
             t.completion_tokens for some in answers for row in some for t in row
         )

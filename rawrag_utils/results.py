@@ -55,7 +55,7 @@ class DryRun(Exception):
     """Raised by a notebook that was only to say what it would ask: takes the table of `llm.estimate`."""
 
     def __init__(self, table):
-        super().__init__(f"nothing was asked; a run would take\n{table.round(2).to_string()}")
+        super().__init__(f"nothing was asked; a run would take\n{table.round(3).to_string()}")
 
     def _render_traceback_(self):  # IPython's hook: no traceback, this is no fault
         return str(self).splitlines()
@@ -261,7 +261,8 @@ def save_table(run, rows):
 def wide(table, metrics, category="all"):
     """Tidy rows as people read them: a DataFrame, a row a variant, a column a metric, cells `value [low, high]`.
 
-    The interval is left out where there is none (fewer than five conversations); `n` says over how many it was taken.
+    The interval is left out where there is none (fewer than five conversations) and for what was spent (tokens,
+    seconds); `n` says over how many the mean was taken.
 
     >>> import pandas as pd
     >>> tidy = pd.DataFrame([{"variant": "dense", "metric": "recall@15", "category": "all", "n": 9, "value": 0.77,
@@ -273,8 +274,9 @@ def wide(table, metrics, category="all"):
 
     rows = {}
     for row in table[(table["category"] == category) & table["metric"].isin(metrics)].to_dict("records"):
-        text = _number(row["value"])
-        if pd.notna(row["ci_low"]):
+        spent = row["metric"].endswith(("_tokens", "_seconds"))
+        text = f"{row['value']:.0f}" if row["metric"].endswith("_tokens") else _number(row["value"])
+        if pd.notna(row["ci_low"]) and not spent:
             text += f" [{_number(row['ci_low'])}, {_number(row['ci_high'])}]"
         rows.setdefault(row["variant"], {"n": row["n"]})[row["metric"]] = text
     return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=["n", *metrics]).fillna("")

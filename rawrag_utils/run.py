@@ -362,6 +362,7 @@ def _run_dry(dataset, profile, silence):
                 run_notebook(path, {**parameters, "DRY_RUN": True}, silence=silence, title=path.stem)
             except Dry as said:
                 print(f"{path.stem}: {said}\n")
+    print("Notebooks share answers: what one of them asks, the next finds in the cache.")
     return 0
 
 
