@@ -37,24 +37,31 @@ def differences(table, metric):
         ax.tick_params(axis="y", length=0)
         ax.spines[["top", "right"]].set_visible(False)
     note = "" if rows["delta_ci_low"].notna().any() else " (fewer than five conversations: no interval)"
+    axes[-1, 0].xaxis.set_major_locator(plt.MaxNLocator(6))
     axes[-1, 0].set_xlabel(f"difference in {metric}{note}")
     return figure
 
 
 def by_category(table, metric):
-    """Differences from the baseline as a matrix: a row an arm, a column a category with its n, blue where it helps."""
+    """Differences from the baseline as a matrix: a row an arm, a column a category with its n, blue where it helps.
+
+    Bold are those whose own interval excludes 0, not adjusted for their number.
+    """
     import matplotlib.pyplot as plt
 
     rows = table[(table["metric"] == metric) & table["baseline"].notna() & ~table["category"].str.startswith("all")]
     counts = rows.groupby("category", sort=False)["n"].max()
     values = rows.pivot(index="variant", columns="category", values="delta")
     values = values.loc[rows["variant"].unique(), counts.index]
+    rows = rows.assign(sure=rows["delta_ci_low"] * rows["delta_ci_high"] > 0)
+    sure = rows.pivot(index="variant", columns="category", values="sure").loc[values.index, values.columns].to_numpy()
     figure, ax = plt.subplots(figsize=(3 + 1.1 * len(counts), 1.2 + 0.3 * len(values)), layout="constrained")
     limit = max(np.abs(values.to_numpy()).max(), 0.05)
     ax.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     for (y, x), value in np.ndenumerate(values.to_numpy()):
         colour = "white" if abs(value) > 0.7 * limit else "black"
-        ax.text(x, y, f"{value:+.3f}", ha="center", va="center", fontsize=8, color=colour)
+        weight = "bold" if sure[y, x] else "normal"
+        ax.text(x, y, f"{value:+.3f}", ha="center", va="center", fontsize=8, color=colour, weight=weight)
     ax.set_yticks(range(len(values)), values.index, fontsize=9)
     ax.set_xticks(range(len(counts)), [f"{name}\nn = {n}" for name, n in counts.items()], fontsize=9)
     ax.tick_params(length=0)
@@ -100,20 +107,21 @@ def stacked(counts, label):
 
 
 def price(table, panels, metric):
-    """Recall against tokens a question, read and written, a panel for each list of variants in `panels`."""
+    """Values with intervals against tokens a question, read and written; `panels` maps a title to {label: variant}."""
     import matplotlib.pyplot as plt
 
     rows = table[table["category"] == "all"].pivot(index="variant", columns="metric", values="value")
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.4), sharey=True, layout="constrained")
+    spread = table[(table["category"] == "all") & (table["metric"] == metric)].set_index("variant")
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.4), layout="constrained")
     for ax, (title, variants) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        some = rows.loc[variants]
-        tokens = some["prompt_tokens"] + some["completion_tokens"]
-        for name, x, y, marker, shade in zip(variants, tokens, some[metric], "osv^DPX*<>", SHADES, strict=False):
-            ax.plot(x, y, marker, color=shade, ms=8, label=name.removesuffix("|rerank"))
-        ax.set(title=title, xlabel="language model tokens a question")
+        for (label, name), marker, shade in zip(variants.items(), "osv^DPX*<>", SHADES, strict=False):
+            x, y = rows.loc[name, "prompt_tokens"] + rows.loc[name, "completion_tokens"], rows.loc[name, metric]
+            low, high = spread.loc[name, ["ci_low", "ci_high"]]
+            bars = [[y - low], [high - y]] if np.isfinite(low) else None
+            ax.errorbar(x, y, yerr=bars, fmt=marker, color=shade, ms=8, lw=1, capsize=2, label=label)
+        ax.set(title=title, xlabel="language model tokens a question", ylabel=metric)
         ax.margins(x=0.12, y=0.15)
         ax.spines[["top", "right"]].set_visible(False)
-    np.atleast_1d(axes)[0].set_ylabel(metric)
     handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False)
     return figure

@@ -171,6 +171,7 @@ class Method(NamedTuple):
 
 
 METHODS = ("dense", "hyde", "multi_query", "rewrite", "step_back", "combination")  # the defaults, by name
+BUDGETS = (400, 1000, 2000)  # tokens handed over
 BILL = ("prompt_tokens", "completion_tokens", "llm_seconds")
 
 
@@ -213,8 +214,7 @@ def multi_query(bench, written, count, exchanged=False):
     searches = [search(bench, _texts(bench)), *(search(bench, _column(written, i)) for i in range(count))]
     spent = bill(bench, (written, None))
     if exchanged:
-        scaled = retrieval.combsum([ranking for found in searches for ranking in found], scale=True)
-        return Method(_cut_and_fused(bench, searches, retrieval.rrf), scaled, spent)
+        return Method(_cut_and_fused(bench, searches, retrieval.rrf), _scaled_pool(searches), spent)
     return Method(_cut_and_fused(bench, searches, retrieval.combsum), _pool(searches), spent)
 
 
@@ -235,8 +235,9 @@ def hyde(bench, written, count, first=0, question=True):
     norms = np.linalg.norm(total, axis=1, keepdims=True)
     mean = retrieval.dense(bench.index, bench.questions, total / np.where(norms > 0, norms, 1), dates=bench.dates)
     words = [search(bench, texts, "document").bm25 for texts in columns if any(texts)]
-    pool = retrieval.rrf([mean, *([search(bench, _texts(bench)).bm25] if question or not words else []), *words])
-    return Method(mean, pool, bill(bench, ([w._replace(completions=w.completions[first:]) for w in written], count)))
+    bare = [q if question or not any(texts) else None for q, *texts in zip(_texts(bench), *columns, strict=True)]
+    pool = retrieval.rrf([mean, *([search(bench, bare).bm25] if any(bare) else []), *words])
+    return Method(mean, pool, bill(bench, ([_from(w, first) for w in written], count)))
 
 
 def one_answer(bench, written):
@@ -252,10 +253,13 @@ def rewrite(bench, written):
     return Method(found.dense, retrieval.rrf(found), bill(bench, (written, None)))
 
 
-def step_back(bench, written):
-    """The question and a more general one, fused by RRF."""
+def step_back(bench, written, exchanged=False):
+    """The question and a more general one, fused by RRF; `exchanged` takes CombSUM, scaled for the pool."""
     searches = [search(bench, _texts(bench)), search(bench, _column(written, 0))]
-    return Method(_cut_and_fused(bench, searches, retrieval.rrf), _pool(searches), bill(bench, (written, None)))
+    spent = bill(bench, (written, None))
+    if exchanged:
+        return Method(_cut_and_fused(bench, searches, retrieval.combsum), _scaled_pool(searches), spent)
+    return Method(_cut_and_fused(bench, searches, retrieval.rrf), _pool(searches), spent)
 
 
 def combination(bench, variants, answers, count=2):
@@ -316,6 +320,18 @@ def _cut_and_fused(bench, searches, fusion):
     return fusion([s.dense[s.dense["rank"] <= bench.top] for s in searches])
 
 
+def _from(written, first):
+    """`written` from the answer at `first` on; the prompt is read for whichever answer comes first."""
+    rest = written.completions[first:]
+    if first and rest:
+        rest = (rest[0]._replace(prompt_tokens=written.completions[0].prompt_tokens), *rest[1:])
+    return written._replace(completions=rest)
+
+
+def _scaled_pool(searches):
+    return retrieval.combsum([ranking for found in searches for ranking in found], scale=True)
+
+
 def _pool(searches):
     return retrieval.rrf([ranking for found in searches for ranking in found])
 
@@ -323,12 +339,13 @@ def _pool(searches):
 # ----------------------------------------------------------------------------------------------------------- measures
 
 
-def arms(bench, method, name, reranked_name=None, cutoffs=metrics.CUTOFFS, budgets=metrics.BUDGETS):
+def arms(bench, method, name, reranked_name=None):
     """Per-question tables of a method's two arms, {name: …, reranked_name (else `name|rerank`): …}.
 
-    Columns: the recalls of `metrics.evidence_recall`, of the second arm also `pool_recall` (what reranking could
-    reach), and the bill.
+    Columns: recalls, of the second arm also `pool_recall` (what reranking could reach), and the bill. Cutoffs end at
+    `bench.top` and budgets at 2,000 tokens: a fused list of cut lists holds no more, a plain one would.
     """
+    cutoffs, budgets = sorted({1, 5, 10, bench.top}), BUDGETS
     reranked = retrieval.rerank(bench.index, bench.questions, method.pool, bench.reranker, bench.pool)
     ceiling = metrics.evidence_recall(_hits(bench, method.pool), [bench.pool], ())[f"recall@{bench.pool}"]
     tables = [metrics.evidence_recall(_hits(bench, r), cutoffs, budgets) for r in (method.dense, reranked)]
@@ -391,7 +408,8 @@ def extremes(bench, before, after, written, metric, count=3):
 
 
 def oracle(tables, metric):
-    """The name of the best table for each question by `metric`, the first of several: what no router can beat."""
+    """The name of the best table for each question by `metric`, the first of several: by this metric no router can
+    do better."""
     import pandas as pd
 
     values = np.stack([table[metric].to_numpy() for table in tables.values()])

@@ -63,8 +63,10 @@ def test_a_sweep_has_a_line_a_series(table):
 
 
 def test_prices_are_tokens_read_and_written(table):
-    figure = figures.price(table, {"dense": ["dense", "hyde"], "rerank": ["rrf", "hyde|rerank"]}, METRIC)
-    assert [line.get_xdata()[0] for line in figure.axes[0].lines] == [0, 110]
+    panels = {"dense": {"plain": "dense", "hyde": "hyde"}, "rerank": {"plain": "rrf", "hyde": "hyde|rerank"}}
+    figure = figures.price(table, panels, METRIC)
+    points = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() in "os"]
+    assert points == [0, 110] and [t.get_text() for t in figure.legends[0].get_texts()] == ["plain", "hyde"]
 
 
 def test_stacked_bars_write_their_numbers():
