@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from rawrag_utils.corpus import UNANSWERABLE
+from rawrag_utils.scores import bleu1, locomo_f1, mem0_f1  # noqa: F401 (answer scores, under the name that is relied on)
 
 CUTOFFS = (1, 5, 10, 15, 30)
 BUDGETS = (400, 1000, 2000, 3500)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sqlite3
 import sys
+import time
 
 from rawrag_utils.paths import BadInput
 
@@ -38,12 +39,25 @@ def in_database(path, schema, work, durable=False):
 def _connected(path, schema, work, durable):
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection, connection:
         if durable:
-            connection.execute("PRAGMA journal_mode=WAL")
+            _switch_to_wal(connection)
             connection.execute("PRAGMA synchronous=FULL")
         else:  # killed processes do no harm; what a power cut may damage is noticed and made again: no wait for disks
             connection.execute("PRAGMA synchronous=OFF")
         connection.execute(schema)
         return work(connection)
+
+
+def _switch_to_wal(connection):
+    """The one statement that does not wait for others by itself, and only matters to who opens a new file first."""
+    for _ in range(600):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            time.sleep(0.1)
+    raise sqlite3.OperationalError("locked for a minute by another program")
 
 
 def rows(connection, query, keys):

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_models import KEY, refused, write_profile
 
-from rawrag_utils import endpoint, generation, llm, models, paths
+from rawrag_utils import endpoint, generation, llm, models, paths, store
 from rawrag_utils.llm import Request
 from rawrag_utils.paths import ROOT, BadInput
 
@@ -875,3 +875,20 @@ def test_chat_models_of_the_profiles_that_come_along(name):
         assert chat.config.hub_url.startswith("https://") and paths.resolve(chat.config.wheels).is_file()
     elif not endpoint.base_url():
         assert llm.totals(chat)["cost_usd"] == 0.0
+
+
+def test_many_that_open_a_new_cache_at_once_all_get_in(tmp_path):
+    """Switching a new file to a write-ahead log waits for nobody by itself."""
+    schema = "CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY)"
+    for attempt in range(20):
+        path = tmp_path / f"{attempt}.sqlite"
+
+        def insert(key, path=path):
+            store.in_database(path, schema, lambda c: c.execute("INSERT INTO t VALUES (?)", (key,)), durable=True)
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(insert, range(8)))
+        count = store.in_database(
+            path, schema, lambda c: c.execute("SELECT count(*) FROM t").fetchone()[0], durable=True
+        )
+        assert count == 8
