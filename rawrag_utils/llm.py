@@ -17,7 +17,7 @@ import time
 import zlib
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rawrag_utils import chunking, endpoint, generation, models, paths, rerankers, store, weights
 from rawrag_utils.paths import BadInput
@@ -89,15 +89,7 @@ class Chat:
 
 def load_chat(name):
     """The `Chat` of the profile `name`; nothing is fetched or loaded yet. Raises `BadInput` for no or a bad block."""
-    block = getattr(models.profile(name), "chat", None)
-    if block is None:
-        raise BadInput(f"PROFILE={name}: it has no chat model; choose a profile with a block `chat`")
-    try:
-        config = ChatConfig.model_validate(block)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key, reason = ".".join(["chat", *map(str, first["loc"])]), first["msg"].removeprefix("Value error, ")
-        raise BadInput(f"PROFILE={name}: {key}: {reason}") from error
+    config = models.block(name, "chat", ChatConfig, "chat model")
     if config.kind == "endpoint":
         return Chat(config, "endpoint", "")
     device = models.device_kind()

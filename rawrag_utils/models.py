@@ -90,9 +90,26 @@ def profile(name):
     try:
         return Profile.model_validate(blocks)
     except ValidationError as error:
-        first = error.errors()[0]
-        key, reason = ".".join(map(str, first["loc"])) or "the file", first["msg"].removeprefix("Value error, ")
-        raise BadInput(f"{paths.relative(_files()[name])}: {key}: {reason}") from error
+        place, reason = _first(error)
+        raise BadInput(f"{paths.relative(_files()[name])}: {'.'.join(place) or 'the file'}: {reason}") from error
+
+
+def block(name, key, form, what):
+    """The block `key` of the profile `name` as the pydantic model `form`. Raises `BadInput` for none or a bad one."""
+    found = getattr(profile(name), key, None)
+    if found is None:
+        raise BadInput(f"PROFILE={name}: it has no {what}; choose a profile with a block `{key}`")
+    try:
+        return form.model_validate(found)
+    except ValidationError as error:
+        place, reason = _first(error)
+        raise BadInput(f"PROFILE={name}: {'.'.join([key, *place])}: {reason}") from error
+
+
+def _first(error):
+    """(keys that lead to the place, reason) of the first thing that a pydantic model refuses."""
+    first = error.errors()[0]
+    return list(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
 
 
 def _blocks(name, heirs=()):

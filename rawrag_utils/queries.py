@@ -1,6 +1,6 @@
 """What a language model makes of a question before the search, and the searches with it.
 
-`request` builds the prompts, `write` has them answered and reads the answers. An answer that cannot be read falls back
+`requests` builds the prompts, `write` has them answered and reads the answers. An answer that cannot be read falls back
 to the original question; `faults` counts such answers. Methods as in Gao et al. (arXiv 2312.10997); HyDE is
 arXiv 2212.10496; CombSUM and RRF are in `retrieval`.
 
@@ -180,10 +180,17 @@ def search(bench, texts, kind="query"):
 
     `kind` is the side of an asymmetric embedder: `query`, or `document` for what is written like the documents.
     """
-    asked = [dataclasses.replace(q, text=t) for q, t in zip(bench.questions, texts, strict=True) if t]
+    asked = _asked(bench, texts)
     vectors = models.embed(bench.embedder, [q.text for q in asked], kind)
-    dense = retrieval.dense(bench.index, asked, vectors, dates=bench.dates)
-    return Search(dense, retrieval.bm25(bench.index, asked, dates=bench.dates))
+    return Search(retrieval.dense(bench.index, asked, vectors, dates=bench.dates), _by_words(bench, texts))
+
+
+def _asked(bench, texts):
+    return [dataclasses.replace(q, text=t) for q, t in zip(bench.questions, texts, strict=True) if t]
+
+
+def _by_words(bench, texts):
+    return retrieval.bm25(bench.index, _asked(bench, texts), dates=bench.dates)
 
 
 def bill(bench, *parts):
@@ -201,7 +208,7 @@ def bill(bench, *parts):
 
 def direct(bench):
     """The question as it is."""
-    plain = search(bench, [q.text for q in bench.questions])
+    plain = search(bench, _texts(bench))
     return Method(plain.dense, retrieval.rrf(plain), bill(bench))
 
 
@@ -212,10 +219,8 @@ def multi_query(bench, written, count, exchanged=False):
     and BM25 scores do not add up.
     """
     searches = [search(bench, _texts(bench)), *(search(bench, _column(written, i)) for i in range(count))]
-    spent = bill(bench, (written, None))
-    if exchanged:
-        return Method(_cut_and_fused(bench, searches, retrieval.rrf), _scaled_pool(searches), spent)
-    return Method(_cut_and_fused(bench, searches, retrieval.combsum), _pool(searches), spent)
+    fusion = retrieval.rrf if exchanged else retrieval.combsum
+    return _fused(bench, searches, fusion, bill(bench, (written, None)), scaled=exchanged)
 
 
 def hyde(bench, written, count, first=0, question=True):
@@ -234,16 +239,15 @@ def hyde(bench, written, count, first=0, question=True):
             total[rows] += models.embed(bench.embedder, [texts[row] for row in rows], "document")
     norms = np.linalg.norm(total, axis=1, keepdims=True)
     mean = retrieval.dense(bench.index, bench.questions, total / np.where(norms > 0, norms, 1), dates=bench.dates)
-    words = [search(bench, texts, "document").bm25 for texts in columns if any(texts)]
     bare = [q if question or not any(texts) else None for q, *texts in zip(_texts(bench), *columns, strict=True)]
-    pool = retrieval.rrf([mean, *([search(bench, bare).bm25] if any(bare) else []), *words])
+    pool = retrieval.rrf([mean, *(_by_words(bench, texts) for texts in (bare, *columns) if any(texts))])
     return Method(mean, pool, bill(bench, ([_from(w, first) for w in written], count)))
 
 
 def one_answer(bench, written):
     """HyDE's cheap form: the first answer is searched beside the question, both lists are fused by CombSUM."""
     searches = [search(bench, _texts(bench)), search(bench, _column(written, 0), "document")]
-    return Method(_cut_and_fused(bench, searches, retrieval.combsum), _pool(searches), bill(bench, (written, 1)))
+    return _fused(bench, searches, retrieval.combsum, bill(bench, (written, 1)))
 
 
 def rewrite(bench, written):
@@ -256,30 +260,28 @@ def rewrite(bench, written):
 def step_back(bench, written, exchanged=False):
     """The question and a more general one, fused by RRF; `exchanged` takes CombSUM, scaled for the pool."""
     searches = [search(bench, _texts(bench)), search(bench, _column(written, 0))]
-    spent = bill(bench, (written, None))
-    if exchanged:
-        return Method(_cut_and_fused(bench, searches, retrieval.combsum), _scaled_pool(searches), spent)
-    return Method(_cut_and_fused(bench, searches, retrieval.rrf), _pool(searches), spent)
+    fusion = retrieval.combsum if exchanged else retrieval.rrf
+    return _fused(bench, searches, fusion, bill(bench, (written, None)), scaled=exchanged)
 
 
 def combination(bench, variants, answers, count=2):
     """The question, `count` variants and one hypothetical answer, fused by CombSUM (the pool by RRF)."""
     searches = [search(bench, _texts(bench)), *(search(bench, _column(variants, i)) for i in range(count))]
     searches.append(search(bench, _column(answers, 0), "document"))
-    spent = bill(bench, (variants, None), (answers, 1))
-    return Method(_cut_and_fused(bench, searches, retrieval.combsum), _pool(searches), spent)
+    return _fused(bench, searches, retrieval.combsum, bill(bench, (variants, None), (answers, 1)))
 
 
 def defaults(bench, variants, answers, rewritten, general):
     """All methods with their default settings, {name: `Method`}; `dense` is the question as it is."""
-    return {
-        "dense": direct(bench),
-        "hyde": hyde(bench, answers, 3),
-        "multi_query": multi_query(bench, variants, 3),
-        "rewrite": rewrite(bench, rewritten),
-        "step_back": step_back(bench, general),
-        "combination": combination(bench, variants, answers),
-    }
+    found = (
+        direct(bench),
+        hyde(bench, answers, 3),
+        multi_query(bench, variants, 3),
+        rewrite(bench, rewritten),
+        step_back(bench, general),
+        combination(bench, variants, answers),
+    )
+    return dict(zip(METHODS, found, strict=True))
 
 
 def filtered(bench):
@@ -293,10 +295,8 @@ def filtered(bench):
     dates = retrieval.without_empty_pools(bench.index, bench.questions, dates)
     shown = {}
     for question in bench.questions:
-        name, speakers = (
-            question.question_id,
-            np.array([t.speaker for t in about[question.conversation_id].turns], object),
-        )
+        name = question.question_id
+        speakers = np.array([t.speaker for t in about[question.conversation_id].turns], object)
         turns = retrieval.turns_between(bench.index[question.conversation_id], dates.get(name), name)
         speaker = cues.named_speaker(question.text, list(dict.fromkeys(s for s in speakers if s)))
         if speaker and (turns & (speakers == speaker)).any():
@@ -315,9 +315,12 @@ def _column(written, place):
     return [w.texts[place] if place < len(w.texts) else None for w in written]
 
 
-def _cut_and_fused(bench, searches, fusion):
+def _fused(bench, searches, fusion, spent, scaled=False):
+    """The `Method` of several searches: dense rankings cut and fused, the pool by RRF or CombSUM of scaled rankings."""
     # CombSUM over complete lists of cosines would be the search with the summed vector.
-    return fusion([s.dense[s.dense["rank"] <= bench.top] for s in searches])
+    dense = fusion([s.dense[s.dense["rank"] <= bench.top] for s in searches])
+    lists = [ranking for found in searches for ranking in found]
+    return Method(dense, retrieval.combsum(lists, scale=True) if scaled else retrieval.rrf(lists), spent)
 
 
 def _from(written, first):
@@ -326,14 +329,6 @@ def _from(written, first):
     if first and rest:
         rest = (rest[0]._replace(prompt_tokens=written.completions[0].prompt_tokens), *rest[1:])
     return written._replace(completions=rest)
-
-
-def _scaled_pool(searches):
-    return retrieval.combsum([ranking for found in searches for ranking in found], scale=True)
-
-
-def _pool(searches):
-    return retrieval.rrf([ranking for found in searches for ranking in found])
 
 
 # ----------------------------------------------------------------------------------------------------------- measures

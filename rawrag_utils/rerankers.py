@@ -20,7 +20,7 @@ import zlib
 from typing import Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rawrag_utils import models, paths, store, weights
 from rawrag_utils.paths import BadInput
@@ -90,15 +90,7 @@ class Reranker:
 
 def load_reranker(name):
     """The `Reranker` of the profile `name`. Raises `BadInput` where the profile has none or its block is wrong."""
-    block = getattr(models.profile(name), "reranker", None)
-    if block is None:
-        raise BadInput(f"PROFILE={name}: it has no reranker; choose a profile with a block `reranker`")
-    try:
-        config = RerankerConfig.model_validate(block)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key, reason = ".".join(["reranker", *map(str, first["loc"])]), first["msg"].removeprefix("Value error, ")
-        raise BadInput(f"PROFILE={name}: {key}: {reason}") from error
+    config = models.block(name, "reranker", RerankerConfig, "reranker")
     if config.kind != "cross-encoder":
         return Reranker(config, models.load_embedder(name))
     device = models.device_kind()

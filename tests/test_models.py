@@ -13,10 +13,10 @@ import subprocess
 import sys
 import threading
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
 import yaml
+from conftest import use
 
 from rawrag_utils import corpus, index, models, paths, results, weights
 from rawrag_utils.paths import ROOT, BadInput
@@ -135,24 +135,6 @@ def shelf(tmp_path_factory):
     for make, name in ((tiny_bert, "tiny/bert"), (tiny_qwen3, "tiny/qwen3")):
         publish(make(tmp_path_factory.mktemp("made")), hub, name)
     return hub
-
-
-def use(hub, monkeypatch):
-    """The switches HF_HUB_CACHE and HF_HUB_OFFLINE, which the hub's client reads only once."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-
-
-@pytest.fixture
-def hub(shelf, monkeypatch):
-    """The hub's client, offline, with the tiny models in its cache."""
-    import torch
-
-    use(shelf, monkeypatch)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # in matrices this small further threads would only wait for each other
-    yield
-    torch.set_num_threads(threads)
 
 
 def pinned(name="tiny/bert", max_length=64, **more):

@@ -13,7 +13,8 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from test_models import KEY, LETTERS, REVISION, flip, publish, refused, tiny_bert, use, write_profile
+from conftest import use
+from test_models import KEY, LETTERS, REVISION, flip, publish, refused, tiny_bert, write_profile
 
 from rawrag_utils import chunking, index, models, paths, rerankers, retrieval
 from rawrag_utils.corpus import Conversation, Question, Turn
@@ -141,17 +142,6 @@ def shelf(tmp_path_factory):
     for name, make in makers.items():
         publish(make(tmp_path_factory.mktemp(name)), hub, f"tiny/{name}")
     return hub
-
-
-@pytest.fixture
-def hub(shelf, monkeypatch):
-    import torch
-
-    use(shelf, monkeypatch)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # in matrices this small further threads would only wait for each other
-    yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache

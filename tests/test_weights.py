@@ -14,7 +14,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from test_models import REVISION, flip, pinned, publish, refused, tiny_bert, use
+from conftest import use
+from test_models import REVISION, flip, pinned, publish, refused, tiny_bert
 
 from rawrag_utils import llm, models, paths, weights
 from rawrag_utils.paths import ROOT, BadInput
