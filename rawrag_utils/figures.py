@@ -69,6 +69,28 @@ def by_category(table, metric):
     return figure
 
 
+def levels(table, variants, metric):
+    """Values by category, a point an arm with its 95 % interval, `all` last; n under each category's name."""
+    import matplotlib.pyplot as plt
+
+    rows = table[(table["metric"] == metric) & table["variant"].isin(variants)]
+    rows = rows[rows["category"] != "all+adversarial"]
+    counts = rows.groupby("category", sort=False)["n"].max()
+    names = [*(c for c in counts.index if c != "all"), "all"]
+    figure, ax = plt.subplots(figsize=(2 + 1.3 * len(names), 3.4), layout="constrained")
+    for place, (variant, marker) in enumerate(zip(variants, "os^DvP*", strict=False)):
+        some = rows[rows["variant"] == variant].set_index("category").reindex(names)
+        x = np.arange(len(names)) + 0.13 * (place - (len(variants) - 1) / 2)
+        spread = np.abs(some[["ci_low", "ci_high"]].to_numpy(float).T - some["value"].to_numpy(float))
+        bars = spread if np.isfinite(spread).any() else None
+        ax.errorbar(x, some["value"], yerr=bars, fmt=marker, color=SHADES[1 + place], ms=6, lw=1.2, label=variant)
+    ax.set_xticks(range(len(names)), [f"{name}\nn = {counts[name]}" for name in names], fontsize=9)
+    ax.set(ylabel=metric, ylim=(0, None))
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=min(len(variants), 3), frameon=False, fontsize=9)
+    return figure
+
+
 def sweep(table, series, metric, label):
     """Values over a number: `series` maps a legend to {number: variant}; intervals as bars where there are any."""
     import matplotlib.pyplot as plt

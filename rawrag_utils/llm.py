@@ -147,7 +147,7 @@ def estimate(chat, requests):
         units = _units(chat, request)
         known = _read(chat, units)
         left = [unit for unit in units if unit.key not in known]
-        read = sum(_length(unit.request.prompts[place]) for unit in left for place in unit.places)
+        read = sum(length(unit.request.prompts[place]) for unit in left for place in unit.places)
         texts = sum(len(unit.places) * unit.request.samples for unit in left)
         write = texts * request.max_tokens
         rows[name] = [
@@ -156,15 +156,15 @@ def estimate(chat, requests):
             read,
             write,
         ]
-        rows[name].append((read / PROMPT_RATE + write / COMPLETION_RATE) / 60 if local else _cost(c, read, write))
+        rows[name].append((read / PROMPT_RATE + write / COMPLETION_RATE) / 60 if local else cost(c, read, write))
     columns = ["texts", "in the cache", "tokens to read", "tokens to write", "minutes" if local else "usd"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     table.loc["in all"] = table.sum(skipna=False)
     return table.astype(dict.fromkeys(columns[:4], int))
 
 
-def _cost(config, prompt_tokens, completion_tokens):
-    """US dollars; None where the profile states no price; a local model costs none."""
+def cost(config, prompt_tokens, completion_tokens):
+    """What tokens cost in US dollars by a `ChatConfig`: None where it states no price; a local model costs none."""
     if config.kind == "local":
         return 0.0
     prices = config.usd_per_million_prompt_tokens, config.usd_per_million_completion_tokens
@@ -186,7 +186,7 @@ def totals(chat):
         "completion_tokens": completion_tokens,
         "seconds": round(seconds, 1),
         "retries": retries,
-        "cost_usd": _cost(chat.config, prompt_tokens, completion_tokens),
+        "cost_usd": cost(chat.config, prompt_tokens, completion_tokens),
     }
 
 
@@ -202,8 +202,12 @@ def describe(chat):
 # -------------------------------------------------------------------------------------------------------------- units
 
 
-def _length(messages):
-    """cl100k tokens of a chat: close to what any model counts, and known without its weights."""
+def length(messages):
+    """cl100k tokens of a chat: close to what any model counts, and known without its weights.
+
+    >>> length([{"role": "user", "content": "Who is Nora?"}])
+    8
+    """
     return sum(len(chunking.encoding().encode_ordinary(m["content"])) + 4 for m in messages)
 
 
@@ -219,7 +223,7 @@ def _key(chat, places, request):
 
 def _batches(chat, request):
     """Places by length of the prompt, in batches: near-equal lengths need little padding."""
-    lengths = [_length(prompt) for prompt in request.prompts]
+    lengths = [length(prompt) for prompt in request.prompts]
     batch = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         rows = (len(batch) + 1) * request.samples

@@ -214,13 +214,13 @@ def leave_one_out(settings, corpus, metric):
     return pd.concat(rows).loc[queries], chosen
 
 
-def summarise(arms, corpus, metrics, baseline=None):
+def summarise(arms, corpus, metrics, baseline=None, family=FAMILY):
     """Tidy result rows for `arms`, a dict of variant name to per-question table (see `evidence_recall`).
 
     For every variant, metric and category: n, mean, interval; `all` is every answerable category, `all+adversarial`
     every question with evidence. With `baseline` (a variant, or a dict of variant to its own) also the paired
-    difference on the questions both have, its interval, and in category `all` on the metric `FAMILY` p and Holm's p
-    over all other arms.
+    difference on the questions both have, its interval, and in category `all` on the metric `family`, named beforehand,
+    p and Holm's p over all other arms.
     """
     about = {q.question_id: (q.conversation_id, q.category) for q in corpus.questions}
     rows = []
@@ -236,7 +236,7 @@ def summarise(arms, corpus, metrics, baseline=None):
                 measured = interval(values[chosen], clusters[chosen])
                 row = dict(zip(COLUMNS, (variant, metric, category, int(chosen.sum()), *measured), strict=True))
                 if paired:
-                    tested = metric == FAMILY and category == "all"
+                    tested = metric == family and category == "all"
                     row |= {"baseline": base} | _compare(difference[chosen], clusters[chosen], tested)
                 rows.append(row)
     tidy = pd.DataFrame(rows, columns=None if rows else COLUMNS)

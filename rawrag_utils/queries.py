@@ -170,7 +170,15 @@ class Method(NamedTuple):
     bill: object
 
 
-METHODS = ("dense", "hyde", "multi_query", "rewrite", "step_back", "combination")  # the defaults, by name
+NEEDS = {  # a method's name: what a model must have written for its default settings, purpose to samples
+    "dense": {},
+    "hyde": {"hyde_dialogue": 3},
+    "multi_query": {"multi_query": 1},
+    "rewrite": {"rewrite": 1},
+    "step_back": {"step_back": 1},
+    "combination": {"multi_query": 1, "hyde_dialogue": 1},
+}
+METHODS = tuple(NEEDS)
 BUDGETS = (400, 1000, 2000)  # tokens handed over
 BILL = ("prompt_tokens", "completion_tokens", "llm_seconds")
 
@@ -271,17 +279,27 @@ def combination(bench, variants, answers, count=2):
     return _fused(bench, searches, retrieval.combsum, bill(bench, (variants, None), (answers, 1)))
 
 
+def method(bench, name, written):
+    """The `Method` of that name, one of `METHODS`, with its default settings.
+
+    `written` maps each purpose of `NEEDS[name]` to what a model wrote, see `write`.
+    """
+    variants, answers, rewritten, general = map(written.get, ("multi_query", "hyde_dialogue", "rewrite", "step_back"))
+    makers = {
+        "dense": lambda: direct(bench),
+        "hyde": lambda: hyde(bench, answers, 3),
+        "multi_query": lambda: multi_query(bench, variants, 3),
+        "rewrite": lambda: rewrite(bench, rewritten),
+        "step_back": lambda: step_back(bench, general),
+        "combination": lambda: combination(bench, variants, answers),
+    }
+    return makers[name]()
+
+
 def defaults(bench, variants, answers, rewritten, general):
     """All methods with their default settings, {name: `Method`}; `dense` is the question as it is."""
-    found = (
-        direct(bench),
-        hyde(bench, answers, 3),
-        multi_query(bench, variants, 3),
-        rewrite(bench, rewritten),
-        step_back(bench, general),
-        combination(bench, variants, answers),
-    )
-    return dict(zip(METHODS, found, strict=True))
+    written = {"multi_query": variants, "hyde_dialogue": answers, "rewrite": rewritten, "step_back": general}
+    return {name: method(bench, name, written) for name in METHODS}
 
 
 def filtered(bench):

@@ -19,7 +19,7 @@ import time
 
 import rawrag_utils
 from rawrag_utils import corpus as corpora
-from rawrag_utils import models, paths
+from rawrag_utils import models, paths, queries
 from rawrag_utils.paths import BadInput
 
 SCHEMA = 1  # of run.json; a file of another schema is refused, not guessed at
@@ -159,6 +159,13 @@ _RULES = {
     ),
     "ANSWERS": (lambda v: 1 <= v <= 20, "a whole number from 1 to 20"),
     "VARIANTS": (lambda v: 1 <= v <= 5, "a whole number from 1 to 5: one call writes five variants"),
+    "METHOD": (
+        lambda v: v in ("named", *queries.METHODS[1:]),
+        f"named (filter by speaker and month) or one of {', '.join(queries.METHODS[1:])}",
+    ),
+    "BUDGET": _POSITIVE,
+    "ADVERSARIAL": _NOT_NEGATIVE,
+    "GOLDS": _NOT_NEGATIVE,
     "VOICE": (lambda v: v in ("dialogue", "lecture"), "dialogue or lecture"),
     "CONFIDENCE": (lambda v: 0 <= v <= 1, "a number from 0 to 1"),
     "BUDGETS": (lambda v: v and all(isinstance(s, int) and s >= 1 for s in v), "a list of whole numbers from 1"),

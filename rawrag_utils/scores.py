@@ -28,12 +28,21 @@ def locomo_f1(prediction, gold, category):
     """
     name, prediction, gold = CATEGORIES.get(category, category), _text(prediction), _text(gold)
     if name == "adversarial":
-        return float(any(refusal in prediction.lower() for refusal in REFUSALS))
+        return float(refuses(prediction))
     if name == "multi-hop":
         predicted = [_stems(part) for part in prediction.split(",")]
         parts = [max(_f1(p, _stems(part)) for p in predicted) for part in gold.split(",")]
         return sum(parts) / len(parts)
     return _f1(_stems(prediction), _stems(gold.partition(";")[0] if name == "open-domain" else gold))
+
+
+def refuses(prediction):
+    """Whether an answer abstains, by the official rule for adversarial questions: it holds one of `REFUSALS`.
+
+    >>> refuses("No information available."), refuses("I do not know")
+    (True, False)
+    """
+    return any(refusal in _text(prediction).lower() for refusal in REFUSALS)
 
 
 def mem0_f1(prediction, gold):

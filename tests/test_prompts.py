@@ -13,8 +13,11 @@ from test_models import refused
 from rawrag_utils import corpus, prompts
 from rawrag_utils.prompts import Route
 
-FIELDS = {"question": "Who?", "speaker_a": "Ada", "speaker_b": "Ben", "period": ""}
-DIALOGUE = {"speaker_a", "speaker_b", "period", "question"}  # the fields of `hyde_dialogue`; others have `question`
+FIELDS = {"question": "Who?", "speaker_a": "Ada", "speaker_b": "Ben", "period": "", "header": "", "memories": "[..]"}
+OWN_FIELDS = {  # others have `question`
+    "hyde_dialogue": {"speaker_a", "speaker_b", "period", "question"},
+    "read": {"header", "memories", "question"},
+}
 CHINESE = "[\u3400-\u9fff]"
 
 
@@ -33,7 +36,7 @@ def test_every_template_is_there_in_both_languages():
 @pytest.mark.parametrize("name, language", prompts.TEMPLATES)
 def test_a_template_states_what_it_returns_and_how_long_that_is(name, language):
     chosen = prompts.template(name, language)
-    assert chosen.returns and re.search({"en": "Return|Write", "zh": "輸出|寫出"}[language], chosen.system)
+    assert chosen.returns and re.search({"en": "Return|Write|write", "zh": "輸出|寫"}[language], chosen.system)
     assert 16 <= chosen.max_tokens <= 300 and 0 <= chosen.temperature <= 1
     assert chosen.system == chosen.system.strip() and chosen.user == chosen.user.strip()
 
@@ -42,10 +45,10 @@ def test_a_template_states_what_it_returns_and_how_long_that_is(name, language):
 def test_a_template_has_its_fields_and_no_others(name, language):
     chosen = prompts.template(name, language)
     fields = {field for _, field, _, _ in string.Formatter().parse(chosen.user) if field is not None}
-    assert fields == (DIALOGUE if name == "hyde_dialogue" else {"question"})
+    assert fields == OWN_FIELDS.get(name, {"question"})
     system, user = prompts.messages(chosen, **{field: FIELDS[field] for field in fields})
     assert system == {"role": "system", "content": chosen.system} and user["role"] == "user"
-    assert user["content"].endswith("Who?") and not re.search("[{}]", user["content"])
+    assert "Who?" in user["content"] and not re.search("[{}]", user["content"])
 
 
 @pytest.mark.parametrize(
