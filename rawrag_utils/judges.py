@@ -46,9 +46,9 @@ def requests(questions, answers, kind):
     _check(questions, answers, kind)
     places = {}
     for place, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        if answer.strip():
-            fields = question.text, question.answer, answer[:ANSWER_LENGTH]
-            asked = prompts.language(question.text), *map(prompts.fenced, fields)
+        fields = map(prompts.fenced, (question.text, question.answer, answer[:ANSWER_LENGTH]))
+        asked = prompts.language(question.text), *fields
+        if asked[-1]:
             places.setdefault(asked, []).append(place)
     found = {}
     for language in dict.fromkeys(asked[0] for asked in places):

@@ -74,7 +74,8 @@ def test_verdicts_are_aligned_and_equal_prompts_are_asked_once(asked):
 
 
 def test_an_empty_answer_is_wrong_without_asking(asked):
-    assert judges.judge(None, ask("a bowl", "a mug"), ["", " \n\t"], "lenient") == [False, False] and asked == []
+    assert judges.judge(None, ask("a bowl", "a mug", "x"), ["", " \n\t", "</answer>"], "lenient") == [False] * 3
+    assert asked == []
     assert judges.judge(None, [], [], "strict") == []
 
 

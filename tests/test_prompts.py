@@ -438,6 +438,7 @@ def test_the_label_of_json_decides_whatever_the_reason_is(reason, label, ascii_o
 @settings(deadline=None, max_examples=200)
 @given(OUTPUTS)
 def test_incorrect_never_counts_as_correct(text):
+    text = re.sub("think", "", text, flags=re.IGNORECASE)  # what was thought aloud does not count at all
     for label in ("INCORRECT", '{"label": "INCORRECT"}'):
         assert prompts.verdict(text + label) is not True and prompts.verdict(label + text) is not True
 
