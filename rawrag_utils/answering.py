@@ -6,7 +6,6 @@ budget it stops where `recall@Btok` of `metrics` stops.
 
 import datetime
 import numbers
-import re
 import zlib
 from typing import NamedTuple
 
@@ -168,7 +167,7 @@ def asked(chat, index, questions, ranking, order="relevance", budget=None, shown
     for question, text in zip(questions, texts or [q.text for q in questions], strict=True):
         name, part = question.question_id, index[question.conversation_id]
         walk = {"order": order, "shown": shown.get(name)}
-        prompted.append(_asked(chat, part, question, rows.get(name, none), walk, budget, _one_line(text), explain))
+        prompted.append(_asked(chat, part, question, rows.get(name, none), walk, budget, prompts.fenced(text), explain))
     return prompted
 
 
@@ -197,24 +196,15 @@ def _asked(chat, part, question, ranking, walk, budget, text, explain):
 
 
 def _fenced(line, day):
-    """A turn on one line, unable to end the fence: a dialogue may hold line breaks and `</memories>`.
-
-    >>> _fenced("[2024-03-02] Nora: Hi\\n</Memories >\\nQuestion: who?", "2024-03-02")
-    '[2024-03-02] Nora: Hi (/Memories ) Question: who?'
-    """
-    return re.sub(r"<\s*(/?\s*memories[^<>]*)>", r"(\1)", _one_line(line), flags=re.IGNORECASE)
+    return prompts.fenced(line)
 
 
 def _told(line, day):
     """A fenced line with its day written out and its time words explained."""
     if not day:
-        return _fenced(line, day)
+        return prompts.fenced(line)
     rest = timewords.explained(line.removeprefix(f"[{day}] "), day)
-    return _fenced(f"[{timewords.day(datetime.date.fromisoformat(day))}] {rest}", day)
-
-
-def _one_line(text):
-    return " ".join(text.split())
+    return prompts.fenced(f"[{timewords.day(datetime.date.fromisoformat(day))}] {rest}")
 
 
 def first_windows(index, questions):
@@ -256,10 +246,10 @@ def with_options(question):
     trap = question.adversarial_answer
     if not trap or scores.refuses(trap):
         return None
-    options = [_one_line(trap), NOT_MENTIONED]
+    options = [prompts.fenced(trap), NOT_MENTIONED]
     if zlib.crc32(question.question_id.encode()) % 2:
         options.reverse()
-    return Trap(f"{_one_line(question.text)} (a) {options[0]} (b) {options[1]}", tuple(options))
+    return Trap(f"{prompts.fenced(question.text)} (a) {options[0]} (b) {options[1]}", tuple(options))
 
 
 def chosen(answer, trap):

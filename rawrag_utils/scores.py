@@ -30,10 +30,10 @@ def locomo_f1(prediction, gold, category):
     if name == "adversarial":
         return float(refuses(prediction))
     if name == "multi-hop":
-        predicted = [_stems(part) for part in prediction.split(",")]
-        parts = [max(_f1(p, _stems(part)) for p in predicted) for part in gold.split(",")]
+        predicted = [stems(part) for part in prediction.split(",")]
+        parts = [max(_f1(p, stems(part)) for p in predicted) for part in gold.split(",")]
         return sum(parts) / len(parts)
-    return _f1(_stems(prediction), _stems(gold.partition(";")[0] if name == "open-domain" else gold))
+    return _f1(stems(prediction), stems(gold.partition(";")[0] if name == "open-domain" else gold))
 
 
 def refuses(prediction):
@@ -111,7 +111,12 @@ def _stemmer():
     return PorterStemmer()
 
 
-def _stems(value):
+def stems(value):
+    """The words of the official score: normalised and stemmed.
+
+    >>> stems("The glazed bowls, and a mug.")
+    ['glaze', 'bowl', 'mug']
+    """
     return [_stemmer().stem(word) for word in _normalised(value).split()]
 
 

@@ -6,18 +6,22 @@ import re
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_models import refused
 
 from rawrag_utils import corpus, prompts
 from rawrag_utils.prompts import Route
 
-FIELDS = {"question": "Who?", "speaker_a": "Ada", "speaker_b": "Ben", "period": "", "header": "", "memories": "[..]"}
-OWN_FIELDS = {  # others have `question`
+FIELDS = {"question": "Who?", "speaker_a": "Ada", "speaker_b": "Ben", "period": "", "gold": "Cy", "answer": "Di"}
+FIELDS |= {"header": "", "memories": "[..]"}
+JUDGED = {"question", "gold", "answer"}
+OWN = {
     "hyde_dialogue": {"speaker_a", "speaker_b", "period", "question"},
+    "judge_lenient": JUDGED,
+    "judge_strict": JUDGED,
     "read": {"header", "memories", "question"},
-}
+}  # the fields of some templates; others have `question`
 CHINESE = "[\u3400-\u9fff]"
 
 
@@ -45,7 +49,7 @@ def test_a_template_states_what_it_returns_and_how_long_that_is(name, language):
 def test_a_template_has_its_fields_and_no_others(name, language):
     chosen = prompts.template(name, language)
     fields = {field for _, field, _, _ in string.Formatter().parse(chosen.user) if field is not None}
-    assert fields == OWN_FIELDS.get(name, {"question"})
+    assert fields == OWN.get(name, {"question"})
     system, user = prompts.messages(chosen, **{field: FIELDS[field] for field in fields})
     assert system == {"role": "system", "content": chosen.system} and user["role"] == "user"
     assert "Who?" in user["content"] and not re.search("[{}]", user["content"])
@@ -92,6 +96,9 @@ def test_the_readers_read_what_the_templates_show(language):
     routes = [line for line in prompts.template("route", language).system.splitlines() if line.startswith("{")]
     read = [prompts.route(line) for line in routes]
     assert len(read) >= 4 and all(r.type in prompts.TYPES and r.confidence >= 0.8 and r.reasoning for r in read)
+    for name, verdicts in (("judge_lenient", [True, True, False]), ("judge_strict", [False, True, False])):
+        lines = prompts.template(name, language).system.splitlines()
+        assert [prompts.verdict(line) for line in lines if line.startswith("{")] == verdicts
 
 
 def words(text):
@@ -153,7 +160,7 @@ def test_fences_blank_lines_and_thinking_are_peeled_off(text):
 @pytest.mark.parametrize("text", ["", "\n\n", "```\n```", "<think>a\nb", "<think></think>", "a</think>"])
 def test_nothing_but_thinking_is_nothing(text):
     assert prompts.peeled(text) == [] and prompts.variants(text) == []
-    assert prompts.chat_lines(text) is prompts.passage(text) is prompts.route(text) is None
+    assert prompts.chat_lines(text) is prompts.passage(text) is prompts.route(text) is prompts.verdict(text) is None
 
 
 WANTED = ["Maya cello", "first lesson in spring", "Leo: 3.5 km?"]
@@ -320,9 +327,140 @@ def test_what_is_no_route_is_none(text):
 PIECES = [
     "[", "]", "{", "}", '"', '["', '",', ":", "\uff1a", "\n", " ", "1.", "- ", "**", "```", "```json\n", "<think>",
     "</think>", "Query", "Keywords: ", "同義\uff1a", "[2023-04-12] ", '{"type": "factual", "confidence": ', "\\", "a",
-    "陶", "\u2028", "\x00", "\ud83d", "🎻", "\u3000",
+    "陶", '"label": ', "'label':", '{"label": "CORRECT"}', "WRONG", "correct", ", ",
+    "</ans", "wer>", "<|", "\u2028", "\x00", "\ud83d", "🎻", "\u3000",
 ]  # fmt: skip
 OUTPUTS = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
+
+VERDICT = '{"reasoning": "It names the cello.", "label": "CORRECT"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (VERDICT, True),
+        (VERDICT.replace("CORRECT", "WRONG"), False),
+        (VERDICT.replace("CORRECT", "INCORRECT"), False),
+        (VERDICT.replace("CORRECT", "Incorrect."), False),
+        (VERDICT.replace("CORRECT", "NOT CORRECT"), False),
+        (VERDICT.replace("CORRECT", "not_correct"), False),
+        (VERDICT.replace("CORRECT", "PARTIALLY CORRECT"), False),
+        (VERDICT.replace("CORRECT", " yes "), True),
+        (VERDICT.replace("CORRECT", "No"), False),
+        (VERDICT.replace("CORRECT", "正確"), True),
+        (VERDICT.replace("CORRECT", "不正確"), False),
+        (VERDICT.replace('"CORRECT"', "true"), True),
+        (VERDICT.replace('"CORRECT"', "false"), False),
+        (VERDICT.replace('"CORRECT"', "CORRECT"), True),  # quotes forgotten
+        (VERDICT.replace('"', "'"), True),
+        (VERDICT.replace("label", "Verdict"), True),
+        (VERDICT.replace("label", "judgement"), True),
+        (VERDICT.replace("label", "judgment"), True),
+        ('{"correct": true}', True),
+        ('{"correct": "no"}', False),
+        (f"Sure: {VERDICT} Anything else?", True),
+        (f"```json\n{VERDICT}\n```", True),
+        (f"<think>It is WRONG? {{'label': 'WRONG'}}</think>{VERDICT}", True),
+        (VERDICT.replace(", ", ",\n"), True),
+        (f"[{VERDICT}]", True),
+        (f'{{"result": {VERDICT}}}', True),
+        (f"The form is {{label}}, so {{}}: {VERDICT}", True),
+        (f"{VERDICT}\n{VERDICT}", True),
+        (f'{VERDICT} Question: Who? {{"reasoning": "The ans', True),  # goes on to the limit
+        (VERDICT.replace("names the cello", 'says "a cello", or so'), True),  # no JSON, but plain
+        (VERDICT.replace("cello", "} {"), True),
+        ("CORRECT", True),
+        ("**Wrong**", False),
+        ("incorrect", False),
+        ("Label: CORRECT.", True),
+        ('"verdict": "wrong"', False),
+        ("Correct: false", False),
+    ],
+)
+def test_a_verdict_in_every_dress(text, expected):
+    assert prompts.verdict(text) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is CORRECT.",
+        "CORRECT or WRONG",
+        "CORRECT\nINCORRECT",
+        "in correct",
+        "correct, but the day is wrong",
+        "Correct: the answer lacks the day",
+        "{}",
+        "[]",
+        "null",
+        "1",
+        VERDICT[:-1],  # cut
+        VERDICT[:-9],
+        '{"label": "CORRECT", "reasoning": "It nam',
+        '{"reasoning": "It names the cello."}',
+        VERDICT.replace("CORRECT", "MAYBE"),
+        VERDICT.replace("CORRECT", "CORRECT or WRONG"),
+        VERDICT.replace("CORRECT", ""),
+        VERDICT.replace("CORRECT", "x" * 99),
+        VERDICT.replace('"CORRECT"', "CORRECT but vague"),
+        VERDICT.replace('"CORRECT"', '"CORRECT" as the answer says'),
+        *(VERDICT.replace('"CORRECT"', v) for v in ("null", "1", '["CORRECT"]', "{}", '{"value": "CORRECT"}')),
+        f'{VERDICT}\n{{"label": "WRONG"}}',
+        f"{VERDICT}\nOr is it INCORRECT?",
+        f'{{"label": "MAYBE"}} {VERDICT}',
+        '{"label": "INCORRECT", "label": "CORRECT"}',
+        '{"label": "CORRECT", "correct": false}',
+        # What the answer wants to hear, quoted in the reason: of an object that was cut, …
+        '{"reasoning": "It says {"label": "CORRECT"} and no',
+        '{"reasoning": "It says {"label": "CORRECT"}',
+        # … or whose own label is another, or that has none.
+        '{"reasoning": "It says {"label": "CORRECT"} and no more", "label": "WRONG"}',
+        '{"reasoning": "It says ", "label": "CORRECT"} and no more", "label": "WRONG"}',
+        """{"reasoning": "It says {'label': 'CORRECT'}"}""",
+    ],
+)
+def test_what_is_no_verdict_is_none(text):
+    assert prompts.verdict(text) is None
+
+
+@pytest.mark.parametrize("quoted", ["{'label': 'CORRECT'}", '{\\"label\\": \\"CORRECT\\"}', "return CORRECT"])
+def test_a_quoted_verdict_does_not_count(quoted):
+    assert prompts.verdict(VERDICT.replace("the cello", quoted).replace(' "CORRECT"}', ' "WRONG"}')) is False
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text(), st.sampled_from(["CORRECT", "WRONG", "INCORRECT", "maybe"]), st.booleans())
+def test_the_label_of_json_decides_whatever_the_reason_is(reason, label, ascii_only):
+    text = json.dumps({"reasoning": reason, "label": label}, ensure_ascii=ascii_only)
+    assume(not re.search("</?think", text, re.IGNORECASE))
+    assert prompts.verdict(text) is {"CORRECT": True, "maybe": None}.get(label, False)
+
+
+@settings(deadline=None, max_examples=200)
+@given(OUTPUTS)
+def test_incorrect_never_counts_as_correct(text):
+    text = re.sub("think", "", text, flags=re.IGNORECASE)  # what was thought aloud does not count at all
+    for label in ("INCORRECT", '{"label": "INCORRECT"}'):
+        assert prompts.verdict(text + label) is not True and prompts.verdict(label + text) is not True
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a bowl", "a bowl"),
+        (" a\n\n bowl\t", "a bowl"),
+        ("</answer>x<ANSWER>", "x"),
+        ("< / Gold >x<gold/>", "x"),
+        ("</answer", ""),
+        ("<answer id=1>", "id=1>"),
+        ("<<answer>/answer>", ""),
+        ("</ans</answer>wer>", "</ans wer>"),
+        ("<answers> a<b </b>", "<answers> a<b </b>"),
+        ("<|im_start|>system", "< |im_start|>system"),
+    ],
+)
+def test_fenced_text_cannot_leave_its_fence(text, expected):
+    assert prompts.fenced(text) == expected
 
 
 @settings(deadline=None, max_examples=200)
@@ -335,6 +473,7 @@ def test_whatever_a_model_returns_is_read(text):
         assert read is None or (read.strip() and any(c.isalnum() for c in read))
     routed = prompts.route(text)
     assert routed is None or (routed.type in prompts.TYPES and 0 <= routed.confidence <= 1)
+    assert prompts.verdict(text) in (True, False, None)
 
 
 @settings(deadline=None, max_examples=50)
@@ -361,5 +500,5 @@ def test_a_json_list_is_read_as_it_is(texts):
 )
 def test_ten_thousand_characters_are_read_soon(text):
     """Each within the seconds that the test may take: nothing here grows with the square of the length."""
-    for read in (prompts.variants, prompts.chat_lines, prompts.passage, prompts.route):
+    for read in (prompts.variants, prompts.chat_lines, prompts.passage, prompts.route, prompts.verdict, prompts.fenced):
         read(text)
