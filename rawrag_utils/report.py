@@ -10,6 +10,7 @@ of one data set stand side by side in one table.
 import base64
 import dataclasses
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -137,10 +138,10 @@ def _folder_runs(dataset, profile, folder):
                     f"from another run); mend with {mend}"
                 )
         listed |= set(record["files"])
-        runs.append(_finished(dataset, profile, folder, record))
-    for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.suffix in (".csv", ".png", ".parquet") and name not in listed:
+        if "RESULTS" not in given:  # a report is no result
+            runs.append(_finished(dataset, profile, folder, record))
+    for file in results.result_files(folder):
+        if file.suffix != ".json" and file.relative_to(folder).as_posix() not in listed:
             raise BadInput(
                 f"{paths.relative(file)}: no run.json lists it (its run did not end, or it was left over); delete it "
                 f"or run again: {mend}"
@@ -209,9 +210,7 @@ class Table:
         """Rows of column heads as (text, columns that it spans)."""
         if self.frame.columns.nlevels == 1:
             return [[(str(c), 1) for c in self.frame.columns]]
-        groups = []
-        for name, _ in self.frame.columns:
-            groups = [*groups[:-1], (name, groups[-1][1] + 1)] if groups and groups[-1][0] == name else [*groups, (name, 1)]
+        groups = [(name, len(list(same))) for name, same in itertools.groupby(c for c, _ in self.frame.columns)]
         return [groups, [(profile, 1) for _, profile in self.frame.columns]]
 
     @property
@@ -228,45 +227,44 @@ class Table:
 
 def tables(runs):
     """The tables of one notebook on one data set, `runs` being its profiles: main, differences, by category, others."""
-    tidy = {run.profile: run.table for run in runs if run.table is not None}
-    made, notebook = [], runs[0].notebook
-    if tidy:
-        having = [run for run in runs if run.table is not None]
-        there = list(dict.fromkeys(m for table in tidy.values() for m in table["metric"]))
-        shown, family = MAIN.get(notebook, (there[:5], metrics.FAMILY))
-        shown = [m for m in shown if m in there] or there[:5]
-        family = family if family in there else shown[0]
-        bases = {b for table in tidy.values() for b in table["baseline"].dropna()}
-        main = _side_by_side({p: main_frame(t, shown) for p, t in tidy.items()})
-        made.append(Table("Results", main, f"{notebook}.csv", having, first=_first(main, bases)))
-        compared = {p: pair for p, t in tidy.items() if len((pair := differences(t, family))[0])}
-        if compared:
-            frame, bold = (_side_by_side({p: pair[i] for p, pair in compared.items()}, ("", False)[i]) for i in (0, 1))
-            some = [run for run in having if run.profile in compared]
-            tested = bold.to_numpy().any()
-            note = "Bold where p_holm < .05. " if tested else ""
-            made.append(
-                Table(
-                    f"Differences in {family} from the baseline, paired by question",
-                    frame,
-                    f"{notebook}.csv",
-                    some,
-                    bold,
-                    note,
-                    first=_first(frame, bases),
-                )
-            )
-        category = {p: by_category(t, family) for p, t in tidy.items() if (t["metric"] == family).any()}
-        if max(frame.shape[1] for frame in category.values()) > 1:
-            some = [run for run in having if run.profile in category]
-            made.append(
-                Table(f"{family} by category", _side_by_side(category), f"{notebook}.csv", some, folded=True)
-            )
+    made = _tidy_tables([run for run in runs if run.table is not None and len(run.table)])
     for run in runs:
         for name, frame in run.frames.items():
             profile = f" ({run.profile})" if len(runs) > 1 else ""
-            made.append(Table(caption(name) + profile, frame, f"{notebook}_{name}.csv", [run], folded=True))
+            made.append(Table(caption(name) + profile, frame, f"{run.notebook}_{name}.csv", [run], folded=True))
     return made
+
+
+def _tidy_tables(runs):
+    """Those that are made from tidy rows."""
+    if not runs:
+        return []
+    file, tidy = f"{runs[0].notebook}.csv", {run.profile: run.table for run in runs}
+    there = list(dict.fromkeys(m for table in tidy.values() for m in table["metric"]))
+    shown, family = MAIN.get(runs[0].notebook, (there[:5], metrics.FAMILY))
+    shown = [m for m in shown if m in there] or there[:5]
+    family = family if family in there else shown[0]
+    baselines = {b for table in tidy.values() for b in table["baseline"].dropna()}
+
+    main = _side_by_side({profile: main_frame(table, shown) for profile, table in tidy.items()})
+    made = [Table("Results", main, file, runs, first=_first(main, baselines))]
+    compared = {profile: pair for profile, table in tidy.items() if len((pair := differences(table, family))[0])}
+    if compared:
+        frame = _side_by_side({profile: pair[0] for profile, pair in compared.items()})
+        bold = _side_by_side({profile: pair[1] for profile, pair in compared.items()}, False)
+        some = [run for run in runs if run.profile in compared]
+        title = f"Differences in {family} from the baseline, paired by question"
+        made.append(Table(title, frame, file, some, bold, _note(frame, bold), first=_first(frame, baselines)))
+    category = {profile: by_category(table, family) for profile, table in tidy.items()}
+    if any(frame.shape[1] > 1 for frame in category.values()):
+        made.append(Table(f"{family} by category", _side_by_side(category), file, runs, folded=True))
+    return made
+
+
+def _note(frame, bold):
+    if "p_holm" not in frame.columns.get_level_values(0):
+        return "Fewer than five conversations: no interval and no p. "
+    return "Bold where p_holm < .05. " if bold.to_numpy().any() else "No p_holm is below .05. "
 
 
 def caption(name):
@@ -280,8 +278,8 @@ def main_frame(table, shown):
     >>> import pandas as pd
     >>> rows = [{"variant": "window", "metric": m, "category": "all", "n": n, "value": 0.5, "ci_low": float("nan")}
     ...         for m, n in (("turns_cut", 90), ("evidence_cut", 7))]
-    >>> main_frame(pd.DataFrame(rows).assign(ci_high=float("nan")), ["turns_cut", "evidence_cut"]).loc["window"].to_dict()
-    {'turns_cut (n = 90)': '.500', 'evidence_cut (n = 7)': '.500'}
+    >>> main_frame(pd.DataFrame(rows).assign(ci_high=float("nan")), ["turns_cut", "evidence_cut"]).columns.to_list()
+    ['turns_cut (n = 90)', 'evidence_cut (n = 7)']
     """
     categories = list(dict.fromkeys(table["category"]))
     category = next((c for c in ("all", "all+adversarial") if c in categories), categories[0] if categories else "all")
@@ -289,12 +287,12 @@ def main_frame(table, shown):
     rows = table[table["metric"].isin(shown) & (table["category"] == category)]
     if rows.groupby("variant")["n"].nunique().gt(1).any():
         counts = rows.groupby("metric")["n"].agg(["min", "max"])
-        frame = frame.drop(columns="n").rename(columns=lambda m: _with_n(m, *counts.loc[m]))
+        frame = frame.drop(columns="n").rename(columns={m: _with_n(m, *counts.loc[m]) for m in counts.index})
     return frame.rename_axis("variant")
 
 
 def differences(table, metric):
-    """Each arm against its baseline, category `all`: strings, and a frame of the same shape, true where p_holm < .05."""
+    """Each arm against its baseline, category `all`: strings, and a frame like it that is true where p_holm < .05."""
     import pandas as pd
 
     rows = table[(table["metric"] == metric) & (table["category"] == "all") & table["baseline"].notna()]
@@ -434,7 +432,7 @@ def page_html(runs, parts, base):
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"breakable": _breakable, "facts": facts, "picture": picture, "caption": caption}
+    environment.filters |= {"facts": facts, "picture": picture, "caption": caption}
     return environment.get_template("report.html.jinja").render(
         runs=runs, overview=overview(runs), sections=parts, link=lambda run, name: _link(run, name, base)
     )
@@ -488,7 +486,7 @@ def page_markdown(runs, parts, base):
 
 def page_latex(parts):
     r"""All tables as LaTeX floats for \input into a document that loads booktabs and graphicx."""
-    lines = [r"% Tables of Raw-RAG; \usepackage{booktabs,graphicx}, then \input{report}. A table is no wider than a line."]
+    lines = [r"% Tables of Raw-RAG. \usepackage{booktabs,graphicx} first; no table is wider than a line."]
     for dataset, entries in parts.items():
         for entry in entries:
             for number, table in enumerate(entry["tables"], 1):
@@ -496,7 +494,7 @@ def page_latex(parts):
                 about = f"{table.title}. {table.note}{dataset}, {entry['notebook']} ({sources})."
                 lines += [
                     "",
-                    r"\begin{table}",
+                    r"\begin{table}[htbp]",
                     r"\centering",
                     rf"\caption{{{tex(about)}}}",
                     rf"\label{{tab:{entry['id']}-{number}}}",
@@ -504,6 +502,7 @@ def page_latex(parts):
                     latex(table.frame, table.bold) + "}",
                     r"\end{table}",
                 ]
+            lines += ["", r"\clearpage  % LaTeX holds no more than 52 floats back"]
     return "\n".join(lines) + "\n"
 
 
@@ -572,14 +571,6 @@ def _link(run, name, base):
     return urllib.parse.quote(pathlib.PurePath(os.path.relpath(run.folder / name, base)).as_posix())
 
 
-def _breakable(text):
-    """Names of arms may break where a setting begins."""
-    import markupsafe
-
-    pieces = re.split(r"(?<=[|_@+])", str(text))
-    return markupsafe.Markup("<wbr>").join(pieces)
-
-
 def _plain(value):
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -605,9 +596,12 @@ def filled(text):
     return re.sub(r"<!-- table (.*?)-->.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
-def publish(root):
-    """Write the report of all results below `root` into it, and README's tables where these are its results."""
-    root = paths.resolve(root)
+def publish():
+    """Write the report of all results into their folder, and README's tables where it is the repository's own.
+
+    RAWRAG_RESULTS names another folder, as for `run`. Returns the paths of the report's files.
+    """
+    root = paths.resolve(os.environ.get("RAWRAG_RESULTS", "results"))
     written = write(build(collect(root), root), root)
     if root == paths.ROOT / "results":
         page = paths.ROOT / "README.md"
@@ -619,6 +613,6 @@ def publish(root):
 
 if __name__ == "__main__":  # `make report`
     try:
-        print("report:", *(paths.relative(path) for path in publish(os.environ.get("RAWRAG_RESULTS") or "results")))
+        print("report:", ", ".join(map(paths.relative, publish())))
     except BadInput as error:
         sys.exit(f"error: {error}")

@@ -198,12 +198,18 @@ def run_id(notebook, parameters):
         name = parameters["PROFILE"]
         pieces.append(models.profile(name).model_dump_json() if name in models.profiles() else "")
     if "RESULTS" in parameters:  # a report's data are the files of other runs
-        folder = paths.resolve(parameters["RESULTS"])
-        files = [p for p in sorted(folder.glob("*/*/**/*")) if p.is_file()]
-        pieces += [f"{p.relative_to(folder).as_posix()} {paths.sha256(p)}" for p in files]
+        root = paths.resolve(parameters["RESULTS"])
+        files = [file for folder in sorted(root.glob("*/*")) for file in result_files(folder)]
+        pieces += [f"{p.relative_to(root).as_posix()} {paths.sha256(p)}" for p in files]
     if "DATASET" in parameters:
         pieces.append(corpora.digest(corpora.locate(parameters["DATASET"])))
     return hashlib.sha256("\0".join([rawrag_utils.__version__, *pieces]).encode()).hexdigest()[:16]
+
+
+def result_files(folder):
+    """What runs leave in a folder `<dataset>/<profile>`, sorted: tables, figures, per-question numbers, records."""
+    patterns = ("*.csv", "*.run.json", "figures/*.png", "per_question/*.parquet")
+    return sorted(path for pattern in patterns for path in folder.glob(pattern))
 
 
 @dataclasses.dataclass
@@ -436,4 +442,3 @@ def _commit():
         return git("rev-parse", "HEAD").strip() + ("+changes" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
