@@ -94,6 +94,11 @@ class Finished:
         """Where the page has this run's provenance."""
         return _slug(f"provenance {self.dataset} {self.profile} {self.notebook}")
 
+    @property
+    def section(self):
+        """Where the page has its data set's section of this notebook."""
+        return _slug(f"{self.dataset} {self.notebook}")
+
 
 def collect(root="results", datasets=(), profiles=()):
     """The finished runs below `root`, by data set, notebook and profile; `datasets` and `profiles` choose among them.
@@ -391,8 +396,7 @@ def sections(runs):
     for run in runs:
         entries = made.setdefault(run.dataset, [])
         if not entries or entries[-1]["notebook"] != run.notebook:
-            identity = _slug(f"{run.dataset} {run.notebook}")
-            entries.append({"notebook": run.notebook, "title": title(run.notebook), "id": identity, "runs": []})
+            entries.append({"notebook": run.notebook, "title": title(run.notebook), "id": run.section, "runs": []})
         entries[-1]["runs"].append(run)
     for entries in made.values():
         for entry in entries:

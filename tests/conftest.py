@@ -1,5 +1,6 @@
 """Fixtures that several test files share. Those of models bring a `shelf` of their own, laid out as the hub's cache."""
 
+import hashlib
 import time
 
 import huggingface_hub
@@ -36,7 +37,13 @@ def finished_run(tmp_path, monkeypatch):
 
     def make(dataset, profile, notebook, rows, frame=None, figure=False):
         folder = tmp_path / "results" / dataset / profile
-        run = results.Run(notebook, {"DATASET": dataset, "PROFILE": profile}, f"{profile:0>16}", folder, time.time())
+        run = results.Run(
+            notebook,
+            {"DATASET": dataset, "PROFILE": profile},
+            hashlib.sha256(profile.encode()).hexdigest()[:16],
+            folder,
+            time.time(),
+        )
         results.save_table(run, rows)
         if frame is not None:
             results.save_frame(run, frame, "types")
