@@ -62,7 +62,7 @@ $(READY): requirements.lock pyproject.toml
 typed         = $(if $(findstring command line,$(origin $(1))),-p $(1) "$$$(1)")
 no_parameters = $(if $(P)$(NB),$(error a plan has its own parameters: change them with make run NB=... P="NAME=VALUE"))
 
-.PHONY: help setup lab data models results estimate run check readme bench test lint format lock clean clean-all
+.PHONY: help setup lab data models results estimate run check report bench test lint format lock clean clean-all
 
 help: ## explain every target
 	@echo "Raw-RAG, a notebook laboratory. First time here: make results (some minutes), then make lab."
@@ -83,7 +83,7 @@ data: $(READY) ## get LoCoMo, checked by sha256; LOCOMO=path/to/locomo10.json ta
 models: $(READY) ## get the weights of PROFILE=local, checked by sha256
 	$(PY) -m rawrag_utils.llm "$$PROFILE"
 
-results: $(READY) ## run the whole plan of DATASET=sample with PROFILE=local, write results/, print the tables
+results: $(READY) ## run the whole plan of DATASET=sample with PROFILE=local, write results/ and its report
 	$(no_parameters)
 	$(PY) -m rawrag_utils.run --plan "$$DATASET" --profile "$$PROFILE"
 
@@ -99,8 +99,8 @@ check: $(READY) ## run 01-03 anew and compare with results/expected.yaml (DATASE
 	$(no_parameters)
 	$(PY) -m rawrag_utils.run --check "$$DATASET" --profile "$$PROFILE"
 
-readme: $(READY) ## fill the tables in README.md from the result files
-	$(PY) -m rawrag_utils.results
+report: $(READY) ## write results/report.html, .md and .tex from the result files, and README's tables
+	$(PY) -m rawrag_utils.report
 
 bench: $(READY) ## measure speed and memory against plain baselines
 	$(PY) benchmarks/bench.py $(ARGS)

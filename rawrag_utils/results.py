@@ -14,7 +14,6 @@ import pathlib
 import platform
 import re
 import subprocess
-import sys
 import time
 
 import rawrag_utils
@@ -144,6 +143,9 @@ _RULES = {
     "SEED": _NOT_NEGATIVE,
     "PROFILE": (lambda v: v.replace("-", "").replace("_", "").isalnum(), "the name of a YAML file in notebooks/params"),
     "DATASET": (bool, "sample, locomo or the path of a JSON file"),
+    "RESULTS": (bool, "the folder that holds <dataset>/<profile>/"),
+    "DATASETS": (lambda v: all(isinstance(d, str) and d for d in v), "a list of names, empty for all there are"),
+    "PROFILES": (lambda v: all(isinstance(p, str) and p for p in v), "a list of names, empty for all there are"),
     "CATEGORIES": (
         lambda v: v and all(isinstance(c, str) or c in (1, 2, 3, 4, 5) for c in v),
         "a list of LoCoMo's numbers 1 to 5 or of category names",
@@ -198,13 +200,23 @@ def run_id(notebook, parameters):
     pieces = [_source(c) for c in _code_cells(notebook) if "injected-parameters" not in c["metadata"].get("tags", [])]
     pieces.append(json.dumps(parameters, sort_keys=True))
     package = pathlib.Path(rawrag_utils.__file__).parent
-    pieces += [paths.sha256(p) for p in sorted(package.glob("*.py"))]
+    pieces += [paths.sha256(p) for p in sorted(package.iterdir()) if p.suffix in (".py", ".jinja")]
     if "PROFILE" in parameters:
         name = parameters["PROFILE"]
         pieces.append(models.profile(name).model_dump_json() if name in models.profiles() else "")
+    if "RESULTS" in parameters:  # a report's data are the files of other runs
+        root = paths.resolve(parameters["RESULTS"])
+        files = [file for folder in sorted(root.glob("*/*")) for file in result_files(folder)]
+        pieces += [f"{p.relative_to(root).as_posix()} {paths.sha256(p)}" for p in files]
     if "DATASET" in parameters:
         pieces.append(corpora.digest(corpora.locate(parameters["DATASET"])))
     return hashlib.sha256("\0".join([rawrag_utils.__version__, *pieces]).encode()).hexdigest()[:16]
+
+
+def result_files(folder):
+    """What runs leave in a folder `<dataset>/<profile>`, sorted: tables, figures, per-question numbers, records."""
+    patterns = ("*.csv", "*.run.json", "figures/*.png", "per_question/*.parquet")
+    return sorted(path for pattern in patterns for path in folder.glob(pattern))
 
 
 @dataclasses.dataclass
@@ -265,6 +277,26 @@ def save_table(run, rows):
     return table
 
 
+def number(value):
+    """Three decimals, without the zero that every share begins with; one decimal from 10 on.
+
+    >>> number(0.77), number(-0.0312), number(1), number(302.74)
+    ('.770', '-.031', '1.000', '302.7')
+    """
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
+
+
+def estimate(value, low, high):
+    """A number with its interval, which is left out where it is not a number.
+
+    >>> estimate(0.77, 0.729, 0.815), estimate(0.77, float("nan"), float("nan"))
+    ('.770 [.729, .815]', '.770')
+    """
+    return number(value) + (f" [{number(low)}, {number(high)}]" if low == low else "")
+
+
 def wide(table, metrics, category="all"):
     """Tidy rows as people read them: a DataFrame, a row a variant, a column a metric, cells `value [low, high]`.
 
@@ -281,10 +313,12 @@ def wide(table, metrics, category="all"):
 
     rows = {}
     for row in table[(table["category"] == category) & table["metric"].isin(metrics)].to_dict("records"):
-        spent = row["metric"].endswith(("_tokens", "_seconds"))
-        text = f"{row['value']:.0f}" if row["metric"].endswith("_tokens") else _number(row["value"])
-        if pd.notna(row["ci_low"]) and not spent:
-            text += f" [{_number(row['ci_low'])}, {_number(row['ci_high'])}]"
+        if row["metric"].endswith("_tokens"):
+            text = f"{row['value']:.0f}"
+        elif row["metric"].endswith("_seconds"):
+            text = number(row["value"])
+        else:
+            text = estimate(row["value"], row["ci_low"], row["ci_high"])
         rows.setdefault(row["variant"], {"n": row["n"]})[row["metric"]] = text
     return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=["n", *metrics]).fillna("")
 
@@ -302,51 +336,6 @@ def read_table(path):
     if list(table.columns) != list(COLUMNS):
         raise BadInput(f"{paths.relative(path)}: columns are not {', '.join(COLUMNS)}; run the notebook again")
     return table
-
-
-def markdown(frame, corner=""):
-    """A DataFrame of short cells as a Markdown table, its index as the first column.
-
-    >>> import pandas as pd
-    >>> print(markdown(pd.DataFrame({"n": [9]}, index=["dense"]), "variant"))
-    | variant | n |
-    |---|---|
-    | dense | 9 |
-    """
-    lines = [[corner, *map(str, frame.columns)], ["---"] * (len(frame.columns) + 1)]
-    lines += [
-        [str(name).replace("|", "\\|"), *map(str, row)] for name, row in zip(frame.index, frame.values, strict=True)
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" if line[0] != "---" else f"|{'|'.join(line)}|" for line in lines)
-
-
-def filled(text):
-    """`text` with every marked table made anew from its result file; numbers are never typed by hand.
-
-    A mark names file, variants and metrics, as in `<!-- table results/sample/local/02_embedding.csv: dense, bm25:
-    recall@5 -->`; the table ends at `<!-- end -->`.
-    """
-
-    def fill(mark):
-        file, variants, metrics = (part.strip() for part in mark[1].split(":", 2))
-        table = wide(read_table(paths.resolve(file)), [m.strip() for m in metrics.split(",")])
-        names = [v.strip() for v in variants.split(",")]
-        if missing := [v for v in names if v not in table.index]:
-            raise BadInput(f"{file}: no variant {missing[0]!r}; it has {', '.join(table.index)}")
-        return f"<!-- table {mark[1]}-->\n{markdown(table.loc[names], 'variant')}\n<!-- end -->"
-
-    return re.sub(r"<!-- table (.*?)-->.*?<!-- end -->", fill, text, flags=re.DOTALL)
-
-
-def _number(value):
-    """Three decimals, without the zero that every share begins with; one decimal from 10 on."""
-    return (
-        f"{value:.1f}"
-        if abs(value) >= 10
-        else f"{value:.3f}".replace("0.", ".", 1)
-        if abs(value) < 1
-        else f"{value:.3f}"
-    )
 
 
 def save_frame(run, frame, name):
@@ -460,13 +449,3 @@ def _commit():
         return git("rev-parse", "HEAD").strip() + ("+changes" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-if __name__ == "__main__":  # `make readme`
-    try:
-        page = paths.resolve("README.md")
-        text = filled(page.read_text(encoding="utf-8"))
-        with paths.atomic(page) as file:
-            file.write(text)
-    except BadInput as error:
-        sys.exit(f"error: {error}")

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 
-from rawrag_utils import corpus, execution, models, paths, results
+from rawrag_utils import corpus, execution, models, paths, report, results
 from rawrag_utils.execution import Dry, Failed, say, where
 from rawrag_utils.paths import BadInput
 
@@ -351,6 +351,8 @@ def _run_plan(dataset, profile, force, silence):
     _print_tables([(path, folder) for (path, _), folder in zip(steps, folders, strict=True)])
     print("files:", ", ".join(dict.fromkeys(map(where, targets))))
     print("executed notebooks and logs:", ", ".join(dict.fromkeys(where(f.parent) for f in folders)))
+    if published:
+        print("report:", ", ".join(map(where, report.publish())))
     return 0
 
 

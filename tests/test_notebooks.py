@@ -79,7 +79,7 @@ def own():
     return {"conversations": [talk]}
 
 
-@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem[:2].isdigit()], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if "DATASET" in results.declared(p)], ids=lambda p: p.stem)
 @pytest.mark.parametrize("content", [longmemeval(), own()], ids=["longmemeval", "own"])
 def test_notebook_runs_unchanged_on_other_data(path, content, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("RAWRAG_RUNS", str(tmp_path / "runs"))
@@ -93,6 +93,30 @@ def test_notebook_runs_unchanged_on_other_data(path, content, tmp_path, monkeypa
     assert "all" in set(table["category"]) and table["value"].notna().all()
     record = results.read_run(folder / f"{path.stem}.run.json")
     assert record["data"]["file"] == "my talk.json"
+
+
+def report_run(tmp_path, *parameters):
+    """The folder of a run of 09."""
+    assert run.main(["09_report", *parameters]) == 0
+    return max((tmp_path / "runs" / "none" / "none").iterdir(), key=os.path.getmtime)
+
+
+def test_the_report_runs_on_the_committed_results_and_on_profiles_side_by_side(tmp_path, monkeypatch, finished_run):
+    monkeypatch.setenv("RAWRAG_RUNS", str(tmp_path / "runs"))
+    folder = report_run(tmp_path, "-p", "DATASETS", "[locomo]")
+    record = results.read_run(folder / "09_report.run.json")
+    assert sorted(record["files"]) == ["report.html", "report.md", "report.tex"]
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "06 · Router" in page and ">sample<" not in page
+
+    row = {"variant": "dense", "metric": "recall@15", "category": "all", "n": 30}
+    for profile, value in (("local", 0.25), ("other", 0.75)):
+        finished_run("sample", profile, "02_embedding", [{**row, "value": value}], figure=True)
+    made = report_run(tmp_path, "-p", "RESULTS", str(tmp_path / "results"))
+    assert made != folder
+    assert "| dense | 30 | 30 | .250 | .750 |" in (made / "report.md").read_text(encoding="utf-8")
+    (tmp_path / "results" / "sample" / "other" / "02_embedding.csv").write_text("half")
+    assert run.main(["09_report", "-p", "RESULTS", str(tmp_path / "results")]) == 1  # not skipped as finished
 
 
 def test_a_notebook_that_needs_questions_says_so(tmp_path, monkeypatch, capfd):

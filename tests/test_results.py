@@ -1,4 +1,4 @@
-"""From parameters to files: validation, run ids, tables, provenance, README tables."""
+"""From parameters to files: validation, run ids, tables, provenance."""
 
 import json
 import pathlib
@@ -99,6 +99,16 @@ def test_run_id_follows_code_parameters_and_data_not_prose(notebook, tmp_path):
     assert len(ids) == 2
 
 
+def test_run_id_of_a_report_follows_the_result_files(notebook, finished_run, tmp_path):
+    path, parameters = notebook("RESULTS = 'results'"), {"RESULTS": str(tmp_path / "results")}
+    folder = finished_run("sample", "local", "01_tiny", tidy())
+    identity = results.run_id(path, parameters)
+    (folder / "log.txt").write_text("no result")
+    assert results.run_id(path, parameters) == identity
+    (folder / "01_tiny.csv").write_text("changed")
+    assert results.run_id(path, parameters) != identity
+
+
 def test_a_saved_table_reads_back_and_unknown_columns_are_refused(run):
     saved = results.save_table(run, tidy())
     read = results.read_table(run.folder / "05_made.csv")
@@ -163,21 +173,6 @@ def test_a_record_that_cannot_be_trusted_is_refused(tmp_path, content, said):
     (tmp_path / "x.run.json").write_text(content)
     with pytest.raises(BadInput, match=said):
         results.read_run(tmp_path / "x.run.json")
-
-
-def test_readme_tables_are_those_of_the_result_files():
-    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count("<!-- table ") >= 2 and results.filled(text) == text, "run make readme"
-
-
-def test_a_marked_table_names_what_is_missing(tmp_path):
-    results_file = tmp_path / "t.csv"
-    pd.DataFrame(tidy()).reindex(columns=results.COLUMNS).to_csv(results_file, index=False)
-    assert "| dense | 9 | .250 [.200, .300] |" in results.filled(
-        f"<!-- table {results_file}: dense: recall@15 --><!-- end -->"
-    )
-    with pytest.raises(BadInput, match="no variant 'bm25'"):
-        results.filled(f"<!-- table {results_file}: bm25: recall@15 --><!-- end -->")
 
 
 def test_committed_results_have_provenance_and_their_files():

@@ -384,11 +384,12 @@ def test_a_plan_is_published_an_own_data_set_is_not_and_check_compares(tmp_path,
     out, err = capsys.readouterr()
     assert "skipped" in err and ".770 [.700, .800]" in out and str(target) in out
     assert results.read_table(target / "01_tiny.csv")["value"][0] == 0.77
+    assert ".770 [.700, .800]" in (tmp_path / "results" / "report.md").read_text() and "report.html" in out
 
     own = tmp_path / "own.json"
     own.write_text("{}")
     assert run.main(["--plan", str(own)]) == 0
-    assert sorted(p.name for p in (tmp_path / "results").iterdir()) == ["sample"]
+    assert sorted(p.name for p in (tmp_path / "results").iterdir() if p.is_dir()) == ["sample"]
     assert len(list(tmp_path.glob("runs/own/local/01_tiny-*/01_tiny.csv"))) == 1
     capsys.readouterr()
 
