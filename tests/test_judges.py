@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_llm import local, pretend
 from test_models import refused
 
-from rawrag_utils import corpus, generation, judges, llm, metrics, prompts
+from rawrag_utils import corpus, derived, generation, judges, llm, metrics, prompts
 from rawrag_utils.corpus import Question
 
 RIGHT, WRONG = (f'{{"reasoning": "Seen.", "label": "{label}"}}' for label in ("CORRECT", "WRONG"))
@@ -104,15 +104,17 @@ def test_a_judge_is_a_chat_like_any_other(monkeypatch, tmp_path):
         monkeypatch.setattr(generation, name, None)  # so that what `pretend` sets is undone
     made, questions, answers = [], ask("a bowl", "a mug", "a bowl", "a jug"), ["a bowl", "a mug", "a bowl", ""]
     chat = pretend(local(), made)
-    table = judges.estimate(chat, questions, answers, ["lenient"])
-    assert table.loc["lenient (en)", "texts"] == 2 and made == []
+    _, request = judges.requests(questions, answers, "lenient")["en"]
+    assert llm.estimate(chat, {"judge": request}).loc["judge", "texts"] == 2 and made == []
     assert judges.judge(chat, questions, answers, "lenient") == [None, None, None, False]  # it writes no verdicts
-    assert judges.estimate(chat, questions, answers, ["lenient"]).loc["in all", "in the cache"] == 2
+    assert llm.estimate(chat, {"judge": request}).loc["judge", "in the cache"] == 2
     judges.judge(chat, questions, answers, "lenient")
     assert llm.totals(chat)["calls_made"] == 2
-    assert (
-        judges.estimate(chat, questions).loc["in all", "texts"] == 18
-    )  # two judges, three golds, three that are not empty
+    calibration = judges.calibration_requests(questions)
+    assert [len(r.prompts) for some in calibration.values() for _, r in some.values()] == [
+        9,
+        9,
+    ]  # no empty one
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_a_judge_that_says_always_the_same_is_unreliable(monkeypatch, text, shar
 
 def test_a_perfect_judge_is_reliable(monkeypatch):
     questions = ask(*GOLDS)
-    right = set(zip(GOLDS, judges.derived(questions)["right"], strict=True))
+    right = set(zip(GOLDS, derived.answers(questions)["right"], strict=True))
     answering(monkeypatch, lambda message: RIGHT if SENT.search(message).groups() in right else WRONG)
     table = judges.calibrate(None, questions, ["strict"])
     assert by_kind(table)["accepted"].to_dict() == {"right": 1.0, "vague": 0.0, "specific": 0.0, "empty": 0.0}
@@ -309,7 +311,7 @@ def test_a_label_says_whether_a_judge_is_believed():
     ],
 )
 def test_right_and_false_answers_row_by_row(gold, right, specific):
-    made = judges.derived(ask(gold, "a clay whistle"))
+    made = derived.answers(ask(gold, "a clay whistle"))
     assert (made["right"][0], made["specific"][0], made["empty"][0]) == (right, specific, "")
 
 
@@ -327,7 +329,7 @@ def test_right_and_false_answers_row_by_row(gold, right, specific):
     ],
 )
 def test_a_vague_answer_has_the_topic_and_not_the_fact(text, gold, vague):
-    assert judges.derived(ask(gold, "7 May 2023", text=text))["vague"][0].startswith(vague)
+    assert derived.answers(ask(gold, "7 May 2023", text=text))["vague"][0].startswith(vague)
 
 
 def test_a_false_answer_is_the_nearest_gold_of_its_kind():
@@ -345,29 +347,29 @@ def test_a_false_answer_is_the_nearest_gold_of_its_kind():
         question(7, "all of the plates in the shop"),
     ]
     for wanted in (6, 7, 5, 4, 3, 2):  # the best first, then what is left without it
-        told = judges.derived([asked, *others])["specific"][0]
+        told = derived.answers([asked, *others])["specific"][0]
         gold = next(o for o in others if o.question_id.endswith(f"#{wanted}")).answer
         assert told == f"I recall: {gold}."
         others = [o for o in others if not o.question_id.endswith(f"#{wanted}")]
-    assert "c#0: no other gold answer" in refused(judges.derived, [asked, *others])
+    assert "c#0: no other gold answer" in refused(derived.answers, [asked, *others])
 
 
 def test_feelings_of_others_are_no_false_answer():
     questions = ask("proud", "happy and proud", "in the old kiln shed", text="How did Nora feel?")
     questions[2] = Question("c2#0", "c2", "Where was she?", "in the old kiln shed", "single-hop", (), ())
-    assert judges.derived(questions)["specific"][:2] == ["I recall: in the old kiln shed."] * 2
+    assert derived.answers(questions)["specific"][:2] == ["I recall: in the old kiln shed."] * 2
 
 
 @pytest.mark.parametrize(
     "golds", [["a bowl"], ["a bowl", "a bowl"], ["a bowl", "The bowl!"], ["2 tall jugs", "two tall jugs"]]
 )
 def test_false_answers_need_two_different_golds(golds):
-    line = refused(judges.derived, ask(*golds))
+    line = refused(derived.answers, ask(*golds))
     assert "c0#0" in line and "at least two with different answers" in line
 
 
 def test_no_question_and_no_gold_are_one_line():
-    assert "no question with a gold answer" in refused(judges.derived, [])
+    assert "no question with a gold answer" in refused(derived.answers, [])
     assert "c1#0: has no gold answer" in refused(judges.calibrate, None, ask("x", None))
 
 
@@ -390,14 +392,14 @@ ODD = [
 def test_odd_golds_are_golds(asked):
     questions = ask(*ODD, "a red bowl")
     assert len(judges.calibrate(None, questions)) == 8
-    assert {len(made) for made in judges.derived(questions).values()} == {len(questions)}
+    assert {len(made) for made in derived.answers(questions).values()} == {len(questions)}
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.text(min_size=1, max_size=40).filter(str.strip), st.text(max_size=40))
 def test_any_gold_and_question_can_be_derived_from(gold, text):
     questions = ask(gold, "zzyx quux", "wibble wobble", text=text)
-    first, again = judges.derived(questions), judges.derived(list(questions))
+    first, again = derived.answers(questions), derived.answers(list(questions))
     assert first == again and all(isinstance(answer, str) for made in first.values() for answer in made)
 
 
@@ -405,26 +407,26 @@ def words(text):
     return set(re.findall(r"\w+", text.lower()))
 
 
-NUMBERS = {word: str(number) for number, word in enumerate(judges.NUMBERS)}
+NUMBERS = {word: str(number) for number, word in enumerate(derived.NUMBERS)}
 
 
 @pytest.mark.parametrize("dataset", ["sample", *(["locomo"] if "RAWRAG_LOCOMO" in os.environ else [])])
 def test_derived_answers_of_a_data_set_are_what_they_say(dataset):
     questions = corpus.select(corpus.load(dataset).questions)
-    made = judges.derived(questions)
+    made = derived.answers(questions)
     for question, right, vague, specific, empty in zip(questions, *made.values(), strict=True):
         gold, category = question.answer, question.category
         spelt = {NUMBERS.get(w, w) for w in words(right)}
-        day = judges.DATE.search(gold)
-        if day and judges.DATE.search(right):
-            assert judges._day(judges.DATE.search(right))[0] == judges._day(day)[0]
+        day = derived.DATE.search(gold)
+        if day and derived.DATE.search(right):
+            assert derived._day(derived.DATE.search(right))[0] == derived._day(day)[0]
         else:
             assert {NUMBERS.get(w, w) for w in words(gold)} <= spelt or gold.rstrip("。") in right
-        moved = judges._moved(gold) or judges._count(gold)
+        moved = derived._moved(gold) or derived._count(gold)
         score = metrics.locomo_f1(specific, gold, category)
         assert score <= 0.5 if moved else score < 0.35 and gold not in specific
         assert metrics.locomo_f1(vague, gold, category) < 0.5 and not re.search(rf"(?i)\b{re.escape(gold)}\b", vague)
-        assert judges._day(day)[0] != judges._moved(gold) if day else specific != right
+        assert derived._day(day)[0] != derived._moved(gold) if day else specific != right
         assert empty == ""
     assert len(set(made["specific"])) > len(questions) / 3
 
