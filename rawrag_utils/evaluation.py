@@ -16,6 +16,7 @@ from rawrag_utils.paths import BadInput
 RIGHT = 0.5
 SCORES = ("official_f1", "mem0_f1", "bleu1", "rouge_l", "exact_match")
 SPENT = ("memory_tokens", "prompt_tokens", "completion_tokens", "llm_seconds", "usd")
+OTHERS = ("coverage", "abstained", "answer_words", *SPENT)  # columns of a table that are no scores
 STAGES = ("answered", "not in the pool", "not handed over", "lost among the memories", "not read from the evidence")
 USES = ("all handed over, right", "all handed over, wrong", "not all handed over, right", "not all handed over, wrong")
 

@@ -10,6 +10,7 @@ from rawrag_utils.paths import BadInput
 
 KINDS = ("lenient", "strict")
 ANSWER_LENGTH = 2000  # characters of an answer that a judge reads
+COLUMNS = ("judge", "answers", "n", "accepted", "ci_low", "ci_high", "unparsable")  # of a calibration
 MOST_WRONG, LEAST_RIGHT = 0.25, 0.75  # shares of answers that a reliable judge accepts at most and at least
 
 
@@ -94,8 +95,7 @@ def calibrate(chat, questions, kinds=KINDS):
             given = verdicts[row * len(questions) : (row + 1) * len(questions)]
             accepted = metrics.interval([v is True for v in given], clusters)
             rows.append((kind, answers, len(given), *accepted, given.count(None)))
-    columns = ["judge", "answers", "n", "accepted", "ci_low", "ci_high", "unparsable"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _stacked(questions, made):

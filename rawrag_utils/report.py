@@ -46,7 +46,7 @@ MAIN = {
     "05_multi_query": _QUERY_SIDE,
     "06_router": _QUERY_SIDE,
     "07_answer_evaluation": (
-        ["official_f1", "mem0_f1", "bleu1", "rouge_l", "exact_match", "coverage", "answer_tokens", "prompt_tokens"],
+        ["official_f1", "mem0_f1", "bleu1", "rouge_l", "exact_match", "coverage", "answer_words", "memory_tokens"],
         "official_f1",
     ),
 }
@@ -69,6 +69,11 @@ CAPTIONS = {
     "types": "Question types by category, as the router sees them",
     "confidence": "The router's threshold, swept: share of questions routed away, and recall",
     "differ": "Questions on which the methods differ at all",
+    "levels": "Scores by category, each with its interval",
+    "use": "Was the evidence handed over, and was it used? Right: an official F1 of one half or more",
+    "stages": "Where answers were lost: the first stage that lost the evidence, by category",
+    "abstention": "Precision and recall of abstaining from questions that have no answer",
+    "judges": "What each judge accepts of answers whose verdict is known",
     "oracles": "What an oracle gains over plain search and over mere draws of one method",
 }
 
