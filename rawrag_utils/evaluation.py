@@ -9,6 +9,7 @@ import json
 
 import pandas as pd
 
+from rawrag_utils import corpus as corpora
 from rawrag_utils import llm, paths, scores
 from rawrag_utils.corpus import UNANSWERABLE
 from rawrag_utils.paths import BadInput
@@ -19,6 +20,21 @@ SPENT = ("memory_tokens", "prompt_tokens", "completion_tokens", "llm_seconds", "
 OTHERS = ("coverage", "abstained", "answer_words", *SPENT)  # columns of a table that are no scores
 STAGES = ("answered", "not in the pool", "not handed over", "lost among the memories", "not read from the evidence")
 USES = ("all handed over, right", "all handed over, wrong", "not all handed over, right", "not all handed over, wrong")
+
+
+def answerable(corpus, categories, count, seed):
+    """The questions with an answer that are asked: those of `corpus.select`. Raises `BadInput` where there is none.
+
+    With a count they have usable evidence, as in the retrieval notebooks; with 0 all are asked, evidence or not.
+    """
+    chosen = corpora.select(corpus.questions, categories, count, seed)
+    chosen = [q for q in chosen if q.category not in UNANSWERABLE]
+    if not chosen:
+        raise BadInput(
+            f"{corpus.path}: no question with an answer{' and evidence' if count else ''} in categories {categories}; "
+            "add questions to the file or choose other CATEGORIES"
+        )
+    return chosen
 
 
 def scored(chat, corpus, questions, prompts_asked, answers):
