@@ -73,3 +73,20 @@ def test_stacked_bars_write_their_numbers():
     counts = pd.DataFrame({"factual": [3, 0], "conceptual": [1, 4]}, ["temporal", "multi-hop"])
     (ax,) = figures.stacked(counts, "questions").axes
     assert sorted(text.get_text() for text in ax.texts if text.get_text()) == ["1", "3", "4"]
+
+
+def test_levels_are_points_by_category_with_all_last(table):
+    figure = figures.levels(table, ["dense", "hyde", "router"], METRIC)
+    (ax,) = figure.axes
+    ticks = [label.get_text() for label in ax.get_xticklabels()]
+    assert ticks == ["temporal\nn = 30", "multi-hop\nn = 30", "all\nn = 30"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dense", "hyde", "router"]
+    values = [container.lines[0].get_ydata().tolist() for container in ax.containers]
+    assert values == [[0.5] * 3, [0.6] * 3, [0.7] * 3]
+    assert all(c.has_yerr == table["ci_low"].notna().all() for c in ax.containers)
+
+
+def test_levels_take_arms_that_lack_a_category(table):
+    fewer = table[~((table["variant"] == "hyde") & (table["category"] == "temporal"))]
+    (ax,) = figures.levels(fewer, ["dense", "hyde"], METRIC).axes
+    assert np.isnan(ax.containers[1].lines[0].get_ydata()[0]) and ax.get_ylim()[0] == 0
