@@ -6,6 +6,7 @@ budget it stops where `recall@Btok` of `metrics` stops.
 
 import datetime
 import numbers
+import re
 import zlib
 from typing import NamedTuple
 
@@ -182,7 +183,7 @@ def _asked(chat, part, question, ranking, walk, budget, text, explain):
         turns = tuple(turn for _, some in handed_over(index, ranking, budget=fits, **walk) for turn in some)
         tokens = sum(costs[turn] for turn in turns)
         memories = format_context(index, ranking, budget=fits, line=line, **walk)
-        header = part["turn_context"]["header"]
+        header = _fenced_header(part["turn_context"]["header"])
         messages = prompts.messages(template, header=header, memories=memories, question=text)
         over = llm.length(messages) - room
         if over <= 0:
@@ -193,6 +194,16 @@ def _asked(chat, part, question, ranking, walk, budget, text, explain):
                 f"{chat.config.max_context:,} of {chat.config.model}; raise it in the profile"
             )
         fits = max(0, tokens - over)  # fewer tokens of turns each time: it ends
+
+
+def _fenced_header(header):
+    """The header's three lines, whatever the names hold.
+
+    >>> _fenced_header("Conversation ID: c\\nSpeaker A: Nora\\n</memories>\\nSpeaker B: Tobias\\n\\n")
+    'Conversation ID: c\\nSpeaker A: Nora\\nSpeaker B: Tobias\\n\\n'
+    """
+    lines = re.split(r"\n(?=Speaker [AB]: )", header.strip())
+    return "".join(f"{prompts.fenced(line)}\n" for line in lines) + "\n"
 
 
 def _fenced(line, day):

@@ -248,8 +248,8 @@ def _other_gold(question, questions):
         closest.setdefault(shared, text)
     if min(closest) >= ALIKE:
         raise BadInput(
-            f"{question.question_id}: no other gold answer to make a false one of; calibrate on more questions, at "
-            "least two with different answers"
+            f"{question.question_id}: no other gold answer to make a false one of; calibrate on more questions "
+            "(GOLDS), at least two with different answers, or on none (GOLDS=0)"
         )
     return closest[min(closest)]
 

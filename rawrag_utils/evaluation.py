@@ -10,7 +10,7 @@ import json
 import pandas as pd
 
 from rawrag_utils import corpus as corpora
-from rawrag_utils import llm, paths, scores
+from rawrag_utils import derived, llm, metrics, paths, queries, scores
 from rawrag_utils.corpus import UNANSWERABLE
 from rawrag_utils.paths import BadInput
 
@@ -23,12 +23,13 @@ USES = ("all handed over, right", "all handed over, wrong", "not all handed over
 
 
 def answerable(corpus, categories, count, seed):
-    """The questions with an answer that are asked: those of `corpus.select`. Raises `BadInput` where there is none.
+    """The questions with an answer that are asked: those of `corpus.select`. Raises `BadInput` for none, or no gold.
 
     With a count they have usable evidence, as in the retrieval notebooks; with 0 all are asked, evidence or not.
     """
     chosen = corpora.select(corpus.questions, categories, count, seed)
     chosen = [q for q in chosen if q.category not in UNANSWERABLE]
+    derived.check_golds(chosen)
     if not chosen:
         raise BadInput(
             f"{corpus.path}: no question with an answer{' and evidence' if count else ''} in categories {categories}; "
@@ -62,6 +63,13 @@ def scored(chat, corpus, questions, prompts_asked, answers):
         )
     names = pd.Index([q.question_id for q in questions], name="query_id")
     return pd.DataFrame(rows, names).astype(float)
+
+
+def with_bill(chat, table, bill):
+    """A per-question table with what a query-side method took of the model on top (see `queries.bill`)."""
+    table = queries.priced(table, bill.loc[table.index])
+    costs = [llm.cost(chat.config, *spent) for spent in table[["prompt_tokens", "completion_tokens"]].to_numpy()]
+    return table.assign(usd=pd.Series(costs, table.index, dtype=float))
 
 
 def against_gold(text, question):
@@ -114,21 +122,23 @@ def abstention(tables, corpus):
     """How well arms abstain: a DataFrame, a row an arm of `tables` ({name: per-question table}).
 
     Columns: how many questions without an answer there are and how many of them were abstained from, the same for those
-    with one, `precision` (share of abstentions that were right to abstain; NaN without any) and `recall` (share of
-    questions without an answer that were abstained from).
+    with one, `precision` (share of abstentions that were right to abstain; NaN without any; it moves with the mix of
+    questions) and `recall` (share of questions without an answer that were abstained from) with its interval.
     """
+    talks = {q.question_id: q.conversation_id for q in corpus.questions}
     unanswerable = {q.question_id for q in corpus.questions if q.category in UNANSWERABLE}
     rows = {}
     for name, table in tables.items():
         without = table.index.isin(unanswerable)
         right, wrong = table["abstained"][without].sum(), table["abstained"][~without].sum()
+        recall = metrics.interval(table["abstained"][without], [talks[name] for name in table.index[without]])
         rows[name] = {
             "no answer": int(without.sum()),
             "abstained, no answer": int(right),
             "answerable": int((~without).sum()),
             "abstained, answerable": int(wrong),
             "precision": right / (right + wrong) if right + wrong else float("nan"),
-            "recall": right / without.sum() if without.any() else float("nan"),
+            **dict(zip(("recall", "ci_low", "ci_high"), recall, strict=True)),
         }
     return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -184,11 +194,11 @@ def worst(questions, table, answers, alone, stage, wrong=(), count=3):
 
 def wrong_golds(corpus):
     """{question_id: kind of fault} of the golds that an audit found wrong (dial481/locomo-audit); {} but for LoCoMo."""
+    if corpus.sha256 != corpora.LOCOMO_SHA256:
+        return {}
     path = paths.ROOT / "data" / "locomo_wrong_golds.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(f"{paths.relative(path)}: cannot be read ({error}); restore it with git checkout") from error
-    if corpus.name != "locomo":
-        return {}
     return {q.question_id: known[q.question_id] for q in corpus.questions if q.question_id in known}

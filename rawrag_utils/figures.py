@@ -33,7 +33,9 @@ def differences(table, metric):
             ax.plot(row["delta"], place, "o", color=colour, ms=6, mfc=colour if sure else "white")
         ax.axvline(0, color="black", lw=0.8)
         ax.set(yticks=range(len(group)), yticklabels=group["variant"], ylim=(len(group) - 0.4, -0.6))
-        ax.set_title(f"against {group['baseline'].iloc[0]} (n = {int(group['n'].max())})", loc="left", fontsize=10)
+        counts = sorted({int(n) for n in group["n"]})
+        count = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else counts[0]
+        ax.set_title(f"against {group['baseline'].iloc[0]} (n = {count})", loc="left", fontsize=10)
         ax.tick_params(axis="y", length=0)
         ax.spines[["top", "right"]].set_visible(False)
     note = "" if rows["delta_ci_low"].notna().any() else " (fewer than five conversations: no interval)"

@@ -269,5 +269,5 @@ def _categories(categories):
     answerable = ~np.isin(categories.astype(str), UNANSWERABLE)
     if answerable.any():
         yield "all", answerable
-    if not answerable.all():
+    if answerable.any() and not answerable.all():
         yield "all+adversarial", np.ones(len(categories), bool)

@@ -46,7 +46,20 @@ MAIN = {
     "05_multi_query": _QUERY_SIDE,
     "06_router": _QUERY_SIDE,
     "07_answer_evaluation": (
-        ["official_f1", "mem0_f1", "bleu1", "rouge_l", "exact_match", "coverage", "answer_words", "memory_tokens"],
+        [
+            "official_f1",
+            "official_f1_audited",
+            "mem0_f1",
+            "bleu1",
+            "judge_lenient",
+            "judge_strict",
+            "coverage",
+            "answer_words",
+            "memory_tokens",
+            "prompt_tokens",
+            "llm_seconds",
+            "usd",
+        ],
         "official_f1",
     ),
 }
@@ -125,7 +138,8 @@ def collect(root="results", datasets=(), profiles=()):
         if (not datasets or dataset in datasets) and (not profiles or profile in profiles):
             runs += _folder_runs(dataset, profile, folder)
     if not runs:
-        raise BadInput(f"{paths.relative(root)}: no finished run to report; make some with make results")
+        asked = f" of {', '.join(datasets)} with {', '.join(profiles)}" if datasets and profiles else ""
+        raise BadInput(f"{paths.relative(root)}: no finished run{asked} to report; make some with make results")
     return sorted(runs, key=lambda run: (run.dataset, run.notebook, run.profile))
 
 
@@ -295,7 +309,8 @@ def main_frame(table, shown):
     category = next((c for c in ("all", "all+adversarial") if c in categories), categories[0] if categories else "all")
     frame = results.wide(table, [m for m in shown if m in set(table["metric"])], category).map(str)
     rows = table[table["metric"].isin(shown) & (table["category"] == category)]
-    if rows.groupby("variant")["n"].nunique().gt(1).any():
+    counts = rows.groupby("variant")["n"]
+    if (counts.max() > 2 * counts.min()).any():  # means over different things, as turns and questions
         counts = rows.groupby("metric")["n"].agg(["min", "max"])
         frame = frame.drop(columns="n").rename(columns={m: _with_n(m, *counts.loc[m]) for m in counts.index})
     return frame.rename_axis("variant")

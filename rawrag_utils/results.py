@@ -280,9 +280,10 @@ def save_table(run, rows):
 def number(value):
     """Three decimals, without the zero that every share begins with; one decimal from 10 on.
 
-    >>> number(0.77), number(-0.0312), number(1), number(302.74)
-    ('.770', '-.031', '1.000', '302.7')
+    >>> number(0.77), number(-0.0312), number(1), number(302.74), number(-0.0003)
+    ('.770', '-.031', '1.000', '302.7', '.000')
     """
+    value = round(value, 3) + 0.0  # no minus before a zero
     if abs(value) >= 10:
         return f"{value:.1f}"
     return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
@@ -301,7 +302,7 @@ def wide(table, metrics, category="all"):
     """Tidy rows as people read them: a DataFrame, a row a variant, a column a metric, cells `value [low, high]`.
 
     The interval is left out where there is none (fewer than five conversations) and for what was spent (tokens,
-    seconds); `n` says over how many the mean was taken.
+    seconds, dollars); `n` says over how many the mean was taken, from and to where the metrics differ.
 
     >>> import pandas as pd
     >>> tidy = pd.DataFrame([{"variant": "dense", "metric": "recall@15", "category": "all", "n": 9, "value": 0.77,
@@ -317,9 +318,16 @@ def wide(table, metrics, category="all"):
             text = f"{row['value']:.0f}"
         elif row["metric"].endswith("_seconds"):
             text = number(row["value"])
+        elif row["metric"] == "usd":
+            text = f"{row['value']:.6f}".rstrip("0").rstrip(".")  # a question costs thousandths of a cent
         else:
             text = estimate(row["value"], row["ci_low"], row["ci_high"])
-        rows.setdefault(row["variant"], {"n": row["n"]})[row["metric"]] = text
+        known = rows.setdefault(row["variant"], {"n": set()})
+        known[row["metric"]] = text
+        known["n"].add(row["n"])
+    for row in rows.values():
+        least, most = min(row["n"]), max(row["n"])
+        row["n"] = most if least == most else f"{least} to {most}"
     return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=["n", *metrics]).fillna("")
 
 

@@ -13,16 +13,16 @@ COUNTS = {"a": 1, "an": 1, "a couple of": 2} | {
     word: n
     for n, word in enumerate("one two three four five six seven eight nine ten eleven twelve".split(), 1)  # noqa: SIM905
 }
-DAYS = {"yesterday": -1, "last night": -1, "tomorrow": 1, "the day before yesterday": -2, "the day after tomorrow": 2}
+DAYS = {"yesterday": -1, "last night": -1, "tomorrow": 1, "day before yesterday": -2, "day after tomorrow": 2}
 _WEEKDAY = r"(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tues?|wed|thu(?:rs)?|fri"  # "this sun" is no Sunday
 EXPRESSION = re.compile(
-    r"\b(?:"
-    r"(?P<day>the\s+day\s+before\s+yesterday|the\s+day\s+after\s+tomorrow|yesterday|today|tonight|tomorrow|last\s+night"
+    r"(?<![\w.,\u2013-])(?<!\bhalf )(?<!\bor )(?:"  # "1.5 years ago", "twenty-two days ago", "half a year ago"
+    r"(?P<day>(?:the\s+)?day\s+before\s+yesterday|(?:the\s+)?day\s+after\s+tomorrow|yesterday|today|tonight|tomorrow|last\s+night"
     r"|this\s+(?:morning|afternoon|evening))"
     rf"|(?P<which>last|past|this|next)\s+(?P<unit>week(?:end)?|month|year|{_WEEKDAY})"
     rf"|(?P<count>a\s+few|a\s+couple\s+of|\d{{1,2}}|{'|'.join(sorted(COUNTS, key=len, reverse=True))})"
     r"\s+(?P<units>day|week|month|year)s?\s+(?P<side>ago|from\s+now)"
-    r")\b",
+    r")\b(?!\s+(?:today|yesterday|of)\b)",  # "a year ago today", "the last week of August"
     re.IGNORECASE,
 )
 
@@ -59,7 +59,7 @@ def _with_meaning(found, written):
 
 def _meaning(found, written):
     if found["day"]:
-        return day(written + datetime.timedelta(DAYS.get(_plain(found["day"]), 0)))
+        return day(written + datetime.timedelta(DAYS.get(_plain(found["day"]).removeprefix("the "), 0)))
     if found["which"]:
         step = {"last": -1, "past": -1, "this": 0, "next": 1}[found["which"].lower()]
         return _moved(found["unit"].lower(), step, written)

@@ -1,5 +1,6 @@
 """What became of answers: scores, abstention, use of the evidence and the stage of a loss, by hand."""
 
+import dataclasses
 import os
 import types
 
@@ -99,7 +100,7 @@ def test_stages_in_the_order_of_the_pipeline():
     names = ["a", "b", "c", "d", "e"]
     table = pd.DataFrame({"official_f1": [0.9, 0, 0, 0, 0.49], "coverage": [0, 0, 0.5, 1, 1]}, names)
     alone = pd.DataFrame({"official_f1": [0, 1, 1, 1, 0]}, names)
-    pool = pd.Series([0, 0.5, 1, 1, 1], names)
+    pool = pd.Series([0, 0.9, 1, 1, 1], names)
     assert evaluation.stages(table, pool, alone).to_list() == list(evaluation.STAGES)
     assert len(evaluation.stages(table.assign(coverage=None), pool, alone)) == 0
 
@@ -111,6 +112,43 @@ def test_the_worst_answers_of_each_stage():
     rows = evaluation.worst(data.questions, table, [answer("x")] * 4, [answer("bowls")] * 4, stage, {"c#0": "fault"})
     assert rows.index.to_list() == ["c#0"] and rows.loc["c#0", "note"] == "wrong gold"
     assert rows.loc["c#0", ["gold", "answer", "answer from the evidence"]].to_list() == ["two bowls", "x", "bowls"]
+
+
+def test_the_worst_come_from_the_last_stage_on_and_at_most_so_many():
+    names = [f"c#{i}" for i in range(6)]
+    asked = [Question(name, "c", "What?", "x", "single-hop", (), ()) for name in names]
+    stage = pd.Series([evaluation.STAGES[s] for s in (1, 4, 4, 4, 0, 2)], names)
+    table = pd.DataFrame({"official_f1": [0, 0.4, 0.1, 0.2, 1, 0]}, names)
+    rows = evaluation.worst(asked, table, [answer("y")] * 6, [answer("z")] * 6, stage, count=2)
+    assert rows.index.to_list() == ["c#2", "c#3", "c#5", "c#0"]
+
+
+def test_a_query_side_model_is_on_the_bill():
+    table = scored("x", "x", "x", "x")
+    bill = pd.DataFrame(1.0, table.index, ["prompt_tokens", "completion_tokens", "llm_seconds"])
+    chat = types.SimpleNamespace(
+        config=llm.ChatConfig(
+            kind="endpoint",
+            model="m",
+            max_context=4096,
+            usd_per_million_prompt_tokens=1,
+            usd_per_million_completion_tokens=1,
+        )
+    )
+    billed = evaluation.with_bill(chat, table, bill)
+    assert billed.loc["c#0", ["prompt_tokens", "completion_tokens", "llm_seconds"]].to_list() == [501, 8, 3.5]
+    assert billed["usd"].to_list() == [pytest.approx(509e-6)] * 4
+
+
+def test_only_questions_with_an_answer_are_answerable():
+    data = made()
+    asked = evaluation.answerable(data, [1, 2, 3, 4, 5], 0, 0)
+    assert [q.question_id for q in asked] == ["c#0", "c#1", "c#2"]
+    with pytest.raises(BadInput, match="no question with an answer in categories"):
+        evaluation.answerable(data, [5], 0, 0)
+    data.questions[0] = dataclasses.replace(data.questions[0], answer=None)
+    with pytest.raises(BadInput, match="c#0: has no gold answer"):
+        evaluation.answerable(data, [1, 2, 3, 4], 0, 0)
 
 
 def test_faults_are_counted():
@@ -136,7 +174,7 @@ def test_official_f1_as_the_family():
 def test_wrong_golds_are_locomos_alone(monkeypatch, tmp_path):
     assert evaluation.wrong_golds(corpus.load("sample")) == {}
     data = made()
-    data = Corpus("locomo", *list(vars(data).values())[1:])
+    data = dataclasses.replace(data, sha256=corpus.LOCOMO_SHA256)
     assert evaluation.wrong_golds(data) == {}
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     with pytest.raises(BadInput, match=r"locomo_wrong_golds.json: cannot be read .* git checkout"):

@@ -192,7 +192,7 @@ TAGS = [
 @given(st.lists(st.sampled_from(TAGS), max_size=30).map("".join))
 def test_nothing_closes_the_fence(text):
     message = sent(ask("x" + text)[0], "x" + text)
-    tags = re.findall(r"<\s*/?\s*(?:answer|gold|question)\s*>", message, re.IGNORECASE)
+    tags = re.findall(r"<\s*/?\s*(?:answer|gold|memories)\s*>", message, re.IGNORECASE)
     assert tags == ["<gold>", "</gold>", "<answer>", "</answer>"]
     assert "<|" not in message and message.count("\n") == 2
 

@@ -1,9 +1,9 @@
 """The reader's prompt and answers: fencing, trimming, options, one answer for equal prompts. No model is loaded."""
 
+import dataclasses
 import re
 import types
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,6 +120,8 @@ def test_whole_turns_are_left_out_until_the_prompt_fits(corpus_):
         asked = prompt(corpus_, chat=model(limit))
         assert asked.trimmed and llm.length(asked.messages) <= room + 1
         assert asked.turns == tuple(range(len(asked.turns)))  # those ranked first
+        fuller = prompt(corpus_, budget=asked.tokens + 45)  # no turn here costs more
+        assert llm.length(fuller.messages) > room - 45 and len(fuller.turns) > len(asked.turns)
 
 
 def test_tokens_are_what_budgets_count(corpus_):
@@ -173,7 +175,8 @@ def test_the_request_is_the_templates(corpus_):
 
 
 def test_evidence_alone_is_ranked_by_time(corpus_):
-    ranking = answering.evidence_ranking(corpus_, [corpus_.questions[1], corpus_.questions[2]])
+    backwards = dataclasses.replace(corpus_.questions[1], evidence=("D1:4", "D1:2"))
+    ranking = answering.evidence_ranking(corpus_, [backwards, corpus_.questions[2]])
     assert ranking[["query_id", "doc_id", "rank"]].to_numpy().tolist() == [
         ["c#1", "c_chunk_1", 1],
         ["c#1", "c_chunk_3", 2],
@@ -205,7 +208,17 @@ def test_what_was_chosen():
     trap = answering.Trap("…", ("six bowls", "Not mentioned in the conversation"))
     chosen = {
         text: answering.chosen(answering.Answer(text, None), trap).text
-        for text in ("(b)", "a", "b) not mentioned", "six bowls", "Six bowls, I think", "(a) or (b)", "nine", "")
+        for text in (
+            "(b)",
+            "a",
+            "b) not mentioned",
+            "six bowls",
+            "Six bowls, I think",
+            "(a) or (b)",
+            "nine",
+            "a bowl",
+            "",
+        )
     }
     assert chosen == {
         "(b)": trap.options[1],
@@ -215,6 +228,7 @@ def test_what_was_chosen():
         "Six bowls, I think": trap.options[0],
         "(a) or (b)": "(a) or (b)",
         "nine": "nine",
+        "a bowl": "a bowl",
         "": "",
     }
 
@@ -227,4 +241,3 @@ def test_sample_prompts_hold_the_evidence():
     places = {c.conversation_id: {t.turn_id: i for i, t in enumerate(c.turns)} for c in data.conversations}
     for question, one in zip(questions, asked, strict=True):
         assert set(one.turns) == {places[question.conversation_id][e] for e in question.evidence}
-    assert isinstance(everything(built, questions), pd.DataFrame)

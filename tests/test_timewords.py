@@ -17,6 +17,7 @@ ROWS = [
     ("last night", "7 May 2023"),
     ("Tomorrow", "9 May 2023"),
     ("the day before yesterday", "6 May 2023"),
+    ("day before yesterday", "6 May 2023"),
     ("the day  after tomorrow", "10 May 2023"),
     ("last week", "the week before 8 May 2023"),
     ("this week", "the week of 8 May 2023"),
@@ -60,6 +61,15 @@ def test_what_time_words_mean(words, meaning):
         "a hundred days ago",
         "my last years",
         "昨天我上課了",
+        "half a year ago",
+        "1.5 years ago",
+        "2,5 years ago",
+        "twenty-two years ago",
+        "thirty-one days ago",
+        "2-3 days ago",
+        "two or three days ago",
+        "a year ago of course",
+        "the last week of August",
         "",
     ],
 )
@@ -80,11 +90,31 @@ def test_no_date_and_no_calendar():
     assert timewords.explained("99 years ago", "0050-01-01") == "99 years ago"
 
 
-@given(st.text(), st.dates())
-def test_only_brackets_are_added(text, date):
+def test_the_part_with_a_meaning_of_its_own_is_explained():
+    assert timewords.explained("a year ago today", MONDAY) == "a year ago today (8 May 2023)"
+
+
+PHRASES = st.sampled_from([words for words, _ in ROWS]) | st.text("ab .,(-'\n", max_size=4)
+
+
+@given(st.lists(PHRASES, max_size=8).map(" ".join), st.dates(), st.booleans())
+def test_nothing_but_brackets_is_added(text, date, capitals):
+    text = text.upper() if capitals else text
     explained = timewords.explained(text, date.isoformat())
-    rest = iter(explained)
-    assert all(c in rest for c in text)  # the text is a subsequence
+    rest, start = explained, 0
+    for found in timewords.EXPRESSION.finditer(text):
+        meaning = f"{found[0]} ({timewords._meaning(found, date)})" if in_calendar(found, date) else found[0]
+        assert explained[start:].startswith(text[found.pos : found.start()][-5:]) or meaning in rest
+        assert meaning in rest
+        rest = rest.replace(meaning, found[0], 1)
+    assert rest == text
+
+
+def in_calendar(found, date):
+    try:
+        return bool(timewords._meaning(found, date))
+    except (OverflowError, ValueError):
+        return False
 
 
 @given(st.dates(min_value=datetime.date(2, 1, 1)), st.integers(1, 12))
