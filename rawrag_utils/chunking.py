@@ -41,9 +41,10 @@ def turn_line(turn, captions=True, dates=True):
     >>> turn_line(Turn("D1:1", 1, "2024-03-02T18:30:00", "2024-03-02", "Nora", "Look!", "a blue bowl"))
     '[2024-03-02] Nora: Look! [shared image: a blue bowl]'
     """
-    date = f"[{turn.session_date or 'undated'}] " if dates else ""
+    date = f"[{turn.times or turn.session_date or 'undated'}] " if dates else ""
+    speaker = f"{turn.speaker}: " if turn.speaker else ""  # a lecture names nobody
     caption = f" [shared image: {turn.caption}]" if captions and turn.caption else ""
-    return f"{date}{turn.speaker}: {turn.text}{caption}"
+    return f"{date}{speaker}{turn.text}{caption}"
 
 
 def document(conversation, captions=True, dates=True):
@@ -54,10 +55,9 @@ def document(conversation, captions=True, dates=True):
     if not conversation.turns:
         raise BadInput(f"conversation {conversation.conversation_id!r} has no turns; remove the empty conversation")
     encode = encoding().encode_ordinary
-    header = (
-        f"Conversation ID: {conversation.conversation_id}\nSpeaker A: {conversation.speaker_a}\n"
-        f"Speaker B: {conversation.speaker_b}\n\n"
-    )
+    speakers = zip("AB", (conversation.speaker_a, conversation.speaker_b), strict=True)
+    named = "".join(f"Speaker {letter}: {name}\n" for letter, name in speakers if name)
+    header = f"Conversation ID: {conversation.conversation_id}\n{named}\n"
     lines = [turn_line(turn, captions, dates) for turn in conversation.turns]
     tokens, spans, newline = encode(header), [], encode("\n")
     for line in lines:
