@@ -50,7 +50,8 @@ def dense(index, questions, vectors, top=None, dates=None):
 def bm25(index, questions, top=None, dates=None):
     """Rank windows by BM25 (lucene, k1 1.5, b .75; English stop words and Snowball stems), idf over the conversation.
 
-    Chinese, Japanese and Korean text, which has no blanks to part words at, is matched by pairs of characters. A question of stop words alone scores 0 everywhere and keeps the windows' order.
+    Chinese, Japanese and Korean text is matched by pairs of neighbouring characters, as blanks do not part its words.
+    A question of stop words alone scores 0 everywhere and keeps the windows' order.
     """
     import bm25s
 
