@@ -295,15 +295,15 @@ def _cues(blocks, vtt, note):
 
 
 def _note_layout(blocks, places, vtt, note):
-    last = 0
+    last = None
     for block, place in zip(blocks, places, strict=True):
         if not vtt:  # there numbers are optional
             number = None if block.number is None else int(block.number)
             if number is None:
                 note(place, "no number", "numbered by place")
-            elif number != last + 1:
+            elif number != (last or 0) + 1:
                 note(place, "number twice" if number == last else "number out of turn", "numbered by place")
-            last = last + 1 if number is None else number
+            last = (last or 0) + 1 if number is None else number
         if not block.apart:
             note(place, "no blank line before it", "taken apart")
         if not block.times:
