@@ -341,7 +341,7 @@ def _mended_stamp(groups):
 
 
 _VOICE = re.compile(r"<v(?:\.[^\s<>]*)?\s+([^<>]+)>")
-_BREAK = re.compile(r"<br\s*/?>|\\N", re.IGNORECASE)
+_BREAK = re.compile(r"(?i:<br\s*/?>)|\\N")  # \n would be the beginning of \nabla
 _OVERRIDE = re.compile(r"\{(?:\\[^{}]*|[yYcCfFsSPH]:\S[^{}]*)\}")  # {\an8} of SSA, {y:i} of MicroDVD
 _TAG = re.compile(
     r"</?\s*(?:[ibusc]|em|strong|ruby|rt|center|small|big|sub|sup|tt)(?:\.[^\s<>]*)?\s*/?>"
@@ -350,8 +350,9 @@ _TAG = re.compile(
 )
 _VTT_TAG = re.compile(r"</?[A-Za-z][^<>]*>|<[0-9:.]+>")  # a VTT file writes a real < as &lt;
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_NOTES = "(?:[\u2669-\u266c\U0001f3b5\U0001f3b6]\ufe0f?[^\\S\n]*)+"
 _MUSIC = re.compile(
-    "[\u2669-\u266c\U0001f3b5\U0001f3b6]\ufe0f?|[\\[(（【](?:[^\\S\n]|music|playing|音樂|音乐|音楽)+[\\])）】]",
+    rf"[\[(（【][^\S\n]*(?:{_NOTES}|music(?:[^\S\n]+playing)?[^\S\n]*|音[樂乐楽][^\S\n]*)[\])）】]|{_NOTES}",
     re.IGNORECASE,
 )
 _SUNG = re.compile(r"^[^\S\n]*#+(?=[^\S\n])([^#\n]*)[^\S\n]#+[^\S\n]*$", re.MULTILINE)  # "# la la la #"
@@ -388,9 +389,9 @@ _CLEANING = (
 _LABEL = re.compile(r"(?:>>+\s*|[-–—]\s+)?([^\W\d_][\w.'’ -]{0,30}?) ?[:\uff1a](?!//)\s*(?=\S)")
 _CHANGE = re.compile(r"^>>+\s*(?=\S)")
 _ROLE = re.compile(
-    r"(?:professor|prof\.?|teacher|lecturer|instructor|student|speaker|host|moderator|interviewer|audience|narrator|man"
-    r"|woman)\b.*|.*(?:老師|老师|教授|講者|讲者|講師|讲师|主持人|學生|学生|同學|同学|先生|女士)",
-    re.IGNORECASE,
+    r"(?i:professor|prof\.?|teacher|lecturer|instructor|student|speaker|host|moderator|interviewer|audience|narrator|man"
+    r"|woman)(?: (?:[A-Z][\w.'’-]*|[0-9]+)){0,2}"
+    "|.{0,4}(?:老師|老师|教授|講者|讲者|講師|讲师|主持人|學生|学生|同學|同学|先生|女士)"
 )
 
 

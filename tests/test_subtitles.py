@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawrag_utils import answering, chunking, corpus, index, retrieval, subtitles
+from rawrag_utils import answering, chunking, corpus, index, inspector, retrieval, subtitles
 from rawrag_utils.corpus import Question
 from rawrag_utils.paths import BadInput
 from rawrag_utils.subtitles import Cue, Segment
@@ -277,6 +277,7 @@ def test_lines_before_the_first_cue_are_left_out(read):
         (r"{\an8}{\pos(1,2)}Tides\Nturn", "Tides\nturn", ["markup"]),
         ("{y:i}Tides", "Tides", ["markup"]),
         (r"\h\h\hTides", "Tides", ["markup"]),
+        (r"$\nabla x \neq \nu$ C:\new", r"$\nabla x \neq \nu$ C:\new", []),
         (r"$\hat{x} \in \{n | n < 3\}$", r"$\hat{x} \in \{n | n < 3\}$", []),
         ("a <b and c> d, List<String>, 1 < 2", "a <b and c> d, List<String>, 1 < 2", []),
         ("Q&amp;A &lt;b&gt; &#39;x&#x27; &copy=2", "Q&A <b> 'x' &copy=2", ["HTML entity"]),
@@ -287,6 +288,7 @@ def test_lines_before_the_first_cue_are_left_out(read):
         ("#include, C# and #1", "#include, C# and #1", []),
         ("[Music] Welcome", "Welcome", ["music mark"]),
         ("(音樂)大家好", "大家好", ["music mark"]),
+        ("[ ♪♪ ♫ ] Hi [music playing] [laughs] ( )", "Hi [laughs] ( )", ["music mark"]),
         ("  Tides \t turn\u3000now ", "Tides turn now", []),
         ("\u202aTides\u202c\x07", "Tides", ["control character"]),
         ("👩‍👩‍👧‍👦 e\u0301", "👩‍👩‍👧‍👦 e\u0301", []),
@@ -322,6 +324,8 @@ def test_vtt_marks_and_inner_times(read):
         ("&gt;&gt; TEACHER: Hi", "TEACHER", "Hi"),
         ("Teacher: Hi", "Teacher", "Hi"),
         ("老師：早安", "老師", "早安"),
+        ("Professor Lee: Hi", "Professor Lee", "Hi"),
+        ("Host cells: these", None, "Host cells: these"),
         ("<v Ann>NOTE: this", "Ann", "NOTE: this"),
         ("Remember: the moon", None, "Remember: the moon"),
         ("At 10:30 we stop", None, "At 10:30 we stop"),
@@ -687,6 +691,15 @@ def test_speakers_stand_in_line_and_header():
     assert (talk.conversation_id, talk.speaker_a, talk.speaker_b) == ("own-name", "Ann", "Ben, Ann")
     assert chunking.document(talk).lines == ["[00:00~00:01] Ann: Hi", "[00:01~00:02] Ben, Ann: Ho"]
     assert chunking.document(talk).header == "Conversation ID: own-name\nSpeaker A: Ann\nSpeaker B: Ben, Ann\n\n"
+
+    assert inspector._speakers(index.build([talk])["own-name"]["turn_context"]) == ["speaker A", "speaker B"]
+
+
+def test_one_speaker_among_unnamed_ones():
+    segments = [Segment("S1", 0, 1000, "Hi", "a.vtt", "Ann"), Segment("S2", 1000, 2000, "Ho", "a.vtt")]
+    talk = subtitles.document(segments)
+    assert chunking.document(talk).lines == ["[00:00~00:01] Ann: Hi", "[00:01~00:02] Ho"]
+    assert inspector._speakers(index.build([talk])["a"]["turn_context"]) == ["speaker A", "others"]
 
 
 def test_subtitles_become_a_document_at_once(read):
