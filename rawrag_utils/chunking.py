@@ -35,15 +35,16 @@ class Document:
 
 
 def turn_line(turn, captions=True, dates=True):
-    """One turn as retriever and reader see it.
+    """One turn as retriever and reader see it; a segment of subtitles has its times where others have their date.
 
     >>> from rawrag_utils.corpus import Turn
     >>> turn_line(Turn("D1:1", 1, "2024-03-02T18:30:00", "2024-03-02", "Nora", "Look!", "a blue bowl"))
     '[2024-03-02] Nora: Look! [shared image: a blue bowl]'
     """
-    date = f"[{turn.session_date or 'undated'}] " if dates else ""
+    date = f"[{turn.times or turn.session_date or 'undated'}] " if dates else ""
+    speaker = "" if turn.times and not turn.speaker else f"{turn.speaker}: "  # a lecture may name nobody
     caption = f" [shared image: {turn.caption}]" if captions and turn.caption else ""
-    return f"{date}{turn.speaker}: {turn.text}{caption}"
+    return f"{date}{speaker}{turn.text}{caption}"
 
 
 def document(conversation, captions=True, dates=True):
@@ -54,10 +55,9 @@ def document(conversation, captions=True, dates=True):
     if not conversation.turns:
         raise BadInput(f"conversation {conversation.conversation_id!r} has no turns; remove the empty conversation")
     encode = encoding().encode_ordinary
-    header = (
-        f"Conversation ID: {conversation.conversation_id}\nSpeaker A: {conversation.speaker_a}\n"
-        f"Speaker B: {conversation.speaker_b}\n\n"
-    )
+    a, b = conversation.speaker_a, conversation.speaker_b
+    speakers = f"Speaker A: {a}\nSpeaker B: {b}\n" if a or b else ""
+    header = f"Conversation ID: {conversation.conversation_id}\n{speakers}\n"
     lines = [turn_line(turn, captions, dates) for turn in conversation.turns]
     tokens, spans, newline = encode(header), [], encode("\n")
     for line in lines:

@@ -34,7 +34,10 @@ REFUSAL = re.compile(r"not mentioned|no information|not (?:specified|provided|st
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One message. `timestamp` and `session_date` are ISO, None where the source has no readable date."""
+    """One message. `timestamp` and `session_date` are ISO, None where the source has no readable date.
+
+    `times` is what a segment of subtitles has in place of a date, `MM:SS~MM:SS`; its `speaker` may be empty.
+    """
 
     turn_id: str
     session: int
@@ -43,6 +46,7 @@ class Turn:
     speaker: str
     text: str
     caption: str | None = None
+    times: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

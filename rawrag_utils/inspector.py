@@ -6,6 +6,7 @@ import re
 from rawrag_utils import chunking
 from rawrag_utils.paths import BadInput
 
+UNDATED = re.compile(r"\A\[(?:undated|[0-9:]+~[0-9:]+)\] ")  # segments of subtitles have their times there
 # Okabe-Ito: told apart by colour-blind readers, and in grey by their lightness.
 SPEAKER_COLOURS = {"speaker A": "#56B4E9", "speaker B": "#F0E442", "others": "#009E73"}
 WINDOW_COLOURS = ("#BBBBBB", "#DDDDDD")
@@ -67,7 +68,7 @@ def _speakers(context):
     names = sorted(names, key=lambda name: -len(name[1]))  # of `Ann` and `Ann: the elder` the longer one first
     speakers = []
     for line, date in zip(context["turn_lines"], context["turn_session_dates"], strict=True):
-        line = line.removeprefix(f"[{date or 'undated'}] ")
+        line = line.removeprefix(f"[{date}] ") if date else UNDATED.sub("", line, count=1)
         speakers.append(next((role for role, name in names if line.startswith(f"{name}: ")), "others"))
     return speakers
 

@@ -9,6 +9,7 @@ conversation. A question whose pool is empty gets no row; `empty_pools` lists su
 
 import collections
 import datetime
+import re
 
 import numpy as np
 import pandas as pd
@@ -49,6 +50,7 @@ def dense(index, questions, vectors, top=None, dates=None):
 def bm25(index, questions, top=None, dates=None):
     """Rank windows by BM25 (lucene, k1 1.5, b .75; English stop words and Snowball stems), idf over the conversation.
 
+    Chinese, Japanese and Korean text is matched by pairs of neighbouring characters, as blanks do not part its words.
     A question of stop words alone scores 0 everywhere and keeps the windows' order.
     """
     import bm25s
@@ -65,13 +67,34 @@ def bm25(index, questions, top=None, dates=None):
     return rank_by(index, questions, score, top, dates)
 
 
+# Ideographs, kana, bopomofo, Hangul; with the marks that repeat or lengthen, without punctuation.
+_CJK = re.compile(
+    "[\u3005\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f\u31f0-\u31ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af]+"
+)
+
+
 def _words(texts):
+    """Tokens of each text: bm25s's words without CJK characters, and pairs of those (alone, one stands for itself).
+
+    >>> _words(["The tides of 潮汐力", "COVID19疫苗。茶", "running"])
+    [['tide', '潮汐', '汐力'], ['covid19', '疫苗', '茶'], ['run']]
+    """
     import bm25s
     import Stemmer
 
-    return bm25s.tokenize(
-        texts, stopwords="en", stemmer=Stemmer.Stemmer("english"), return_ids=False, show_progress=False
+    words = bm25s.tokenize(
+        [_CJK.sub(" ", text) for text in texts],
+        stopwords="en",
+        stemmer=Stemmer.Stemmer("english"),
+        return_ids=False,
+        show_progress=False,
     )
+    return [[*some, *_pairs(text)] for some, text in zip(words, texts, strict=True)]
+
+
+def _pairs(text):
+    return [run[i : i + 2] for run in _CJK.findall(text) for i in range(max(1, len(run) - 1))]
 
 
 # -------------------------------------------------------------------------------------------------------- date filter

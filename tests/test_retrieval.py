@@ -2,12 +2,13 @@
 
 import collections
 import math
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from rawrag_utils import chunking, index, retrieval
+from rawrag_utils import chunking, corpus, index, retrieval
 from rawrag_utils.corpus import Conversation, Question, Turn
 from rawrag_utils.paths import BadInput
 
@@ -162,6 +163,47 @@ def test_a_conversation_of_emoji_has_no_word_to_match():
 def test_windows_without_a_word_rank_below():
     built = turn_index(Conversation("c", "c", "🐸", "🦜", (Turn("D1:1", 1, None, None, "🐸", "🦜"), ONE.turns[0])))
     assert order(retrieval.bm25(built, ask(("c", "kiln"))), "c#0") == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("潮汐力很大", ["潮汐", "汐力", "力很", "很大"]),
+        ("潮汐，月亮。茶 水", ["潮汐", "月亮", "茶", "水"]),
+        ("The COVID19疫苗 of 潮", ["covid19", "疫苗", "潮"]),
+        ("コーヒーの時々、ｶﾅ", ["コー", "ーヒ", "ヒー", "ーの", "の時", "時々", "ｶﾅ"]),
+        ("조석 이야기", ["조석", "이야", "야기"]),
+        ("𠮷野家", ["𠮷野", "野家"]),
+        ("「」・…！", []),
+        ("Running tides", ["run", "tide"]),
+    ],
+)
+def test_chinese_japanese_and_korean_are_pairs_of_characters(text, tokens):
+    assert retrieval._words([text]) == [tokens]
+
+
+def test_part_of_a_chinese_sentence_finds_it():
+    built = turn_index(talk("c", "太陽的引力比較小", "月亮的引力拉起海水", "我們休息十分鐘", "茶"))
+    questions = ask(("c", "海水為什麼升高？"), ("c", "休息多久"), ("c", "喝茶 or 茶?"))
+    ranking = retrieval.bm25(built, questions)
+    assert [order(ranking, q.question_id)[0] for q in questions] == [1, 2, 3]
+
+
+def test_text_without_such_characters_has_the_tokens_of_bm25s():
+    import bm25s
+    import Stemmer
+
+    data = corpus.load("sample")
+    built = index.build(data.conversations)
+    english = [name for name, part in built.items() if not re.search(r"[\u3040-\ud7ff]", str(part["chunks"]))]
+    assert len(english) == 2
+    windows = [chunk["content"] for name in english for chunk in built[name]["chunks"]]
+    asked = [q.text for q in data.questions if q.conversation_id in english]
+    for texts in (windows, asked, ["naïve Größe שלום 42 👩‍👩‍👧‍👦 _x_"]):
+        plain = bm25s.tokenize(
+            texts, stopwords="en", stemmer=Stemmer.Stemmer("english"), return_ids=False, show_progress=False
+        )
+        assert retrieval._words(texts) == plain
 
 
 # --------------------------------------------------------------------------------------------- what both have in common
