@@ -147,7 +147,7 @@ def test_batches_keep_both_limits(lengths, samples, max_tokens, rows):
     chat = local(batch=rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm, "BATCH_TOKENS", 2000)
-        patch.setattr(llm, "_length", lambda prompt: prompt)
+        patch.setattr(llm, "length", lambda prompt: prompt)
         batches = [b for b, _ in llm._batches(chat, Request(lengths, max_tokens, samples=samples))]
     assert sorted(p for b in batches for p in b) == list(range(len(lengths)))
     cut = [lengths[p] for b in batches for p in b]
@@ -413,7 +413,7 @@ def test_an_estimate_spends_nothing_and_needs_no_weights(made):
     chat = local()  # no `loaded`: its weights are out of reach
     wanted = {"first": REQUEST, "drawn": REQUEST._replace(samples=3, max_tokens=100)}
     table = llm.estimate(chat, wanted)
-    read = sum(llm._length(p) for p in REQUEST.prompts)
+    read = sum(llm.length(p) for p in REQUEST.prompts)
     assert table.loc["first"].tolist()[:4] == [10, 0, read, 160]
     assert table.loc["drawn"].tolist()[:4] == [30, 0, read, 3000]
     assert table.loc["in all"].tolist()[:4] == [40, 0, 2 * read, 3160]
@@ -811,7 +811,7 @@ def test_the_price_of_an_endpoint_is_estimated(server):
     prices = {"usd_per_million_prompt_tokens": 2, "usd_per_million_completion_tokens": 10}
     wanted = {"first": THREE, "drawn": THREE._replace(samples=2, seed=9)}
     table = llm.estimate(remote(**prices), wanted)
-    read = sum(llm._length(p) for p in THREE.prompts)
+    read = sum(llm.length(p) for p in THREE.prompts)
     assert table.loc["in all"].tolist()[:4] == [9, 0, 3 * read, 9 * 16]
     assert table.loc["in all", "usd"] == pytest.approx((3 * read * 2 + 9 * 16 * 10) / 1e6)
     unknown = llm.estimate(remote(), wanted)
