@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rawrag_utils import chunking, llm, prompts, retrieval, scores, timewords
+from rawrag_utils.corpus import turn_places
 from rawrag_utils.paths import BadInput
 
 ORDERS = ("relevance", "time")
@@ -233,7 +234,7 @@ def evidence_ranking(corpus, questions):
 
     Read alone they show what the reader could do if nothing were lost and nothing stood beside them.
     """
-    places = {c.conversation_id: {t.turn_id: i for i, t in enumerate(c.turns)} for c in corpus.conversations}
+    places = turn_places(corpus)
     rows = [
         (q.question_id, f"{q.conversation_id}_chunk_{turn}", rank, 0.0)
         for q in questions

@@ -513,6 +513,11 @@ def _iso(stamp):
 # ---------------------------------------------------------------------------------------------------------- selection
 
 
+def turn_places(corpus):
+    """Where each turn stands in its conversation: {conversation_id: {turn_id: index}}."""
+    return {c.conversation_id: {t.turn_id: i for i, t in enumerate(c.turns)} for c in corpus.conversations}
+
+
 def select(questions, categories=(1, 2, 3, 4), count=0, seed=0):
     """The questions a notebook asks: of these categories, the first `count` of one fixed order (0: all, file order).
 

@@ -12,7 +12,7 @@ import re
 import numpy as np
 
 from rawrag_utils import paths, retrieval
-from rawrag_utils.corpus import UNANSWERABLE
+from rawrag_utils.corpus import UNANSWERABLE, turn_places
 from rawrag_utils.paths import BadInput
 
 CUES = ("speaker", "date", "when", "length", "question")
@@ -144,7 +144,7 @@ def learn(corpus, questions, found, conversations):
     """Weights (rankings + cues,) from the answerable questions of `conversations` that have evidence."""
     from scipy import optimize
 
-    turns = {c.conversation_id: {t.turn_id: i for i, t in enumerate(c.turns)} for c in corpus.conversations}
+    turns = turn_places(corpus)
     batches, total = [], 0
     for name in conversations:
         rows, scores = found[name]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from rawrag_utils import corpus as corpora
 from rawrag_utils import derived, llm, metrics, paths, queries, scores
-from rawrag_utils.corpus import UNANSWERABLE
+from rawrag_utils.corpus import UNANSWERABLE, turn_places
 from rawrag_utils.paths import BadInput
 
 RIGHT = 0.5
@@ -46,7 +46,7 @@ def scored(chat, corpus, questions, prompts_asked, answers):
     `SPENT`: cl100k tokens of the turns handed over, the model's own tokens, seconds (a batch's shared out) and US
     dollars (NaN where the profile states no price).
     """
-    places = {c.conversation_id: {t.turn_id: i for i, t in enumerate(c.turns)} for c in corpus.conversations}
+    places = turn_places(corpus)
     rows = []
     for question, asked, answer in zip(questions, prompts_asked, answers, strict=True):
         evidence = {places[question.conversation_id][turn_id] for turn_id in question.evidence}

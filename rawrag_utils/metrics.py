@@ -9,7 +9,7 @@ one are not independent.
 import numpy as np
 import pandas as pd
 
-from rawrag_utils.corpus import UNANSWERABLE
+from rawrag_utils.corpus import UNANSWERABLE, turn_places
 from rawrag_utils.scores import bleu1, locomo_f1, mem0_f1  # noqa: F401 (answer scores, under the name that is relied on)
 
 CUTOFFS = (1, 5, 10, 15, 30)
@@ -63,7 +63,7 @@ def evidence_hits(corpus, index, ranking, extra=0, reader=None, questions=None, 
 def touches_evidence(corpus, index, ranking):
     """Boolean Series aligned with `ranking`: does the row's window touch a turn that is evidence for its question?"""
     asked = {q.question_id: q for q in corpus.questions}
-    positions = {c.conversation_id: {t.turn_id: i for i, t in enumerate(c.turns)} for c in corpus.conversations}
+    positions = turn_places(corpus)
     spans = {c["chunk_id"]: (c["start_turn"], c["end_turn"]) for part in index.values() for c in part["chunks"]}
 
     def test(query_id, doc_id):

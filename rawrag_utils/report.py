@@ -18,51 +18,12 @@ import re
 import sys
 import urllib.parse
 
-from rawrag_utils import corpus, metrics, paths, results
+from rawrag_utils import corpus, paths, results
 from rawrag_utils.paths import BadInput
 
 LIMIT = 5_000_000  # bytes of the page: it is mailed about and opened on phones
 LONG = 16  # rows; of longer tables the arms with changed settings are folded away
 COLOURS = 128  # of an embedded figure; a third of the bytes, and no difference to be seen
-
-# For each notebook: the metrics of its main table, and the one its comparisons are made on.
-_SPENT = ["prompt_tokens", "completion_tokens"]
-_QUERY_SIDE = ["recall@15", metrics.FAMILY, "pool_recall", *_SPENT], metrics.FAMILY
-MAIN = {
-    "01_chunking": (
-        [
-            "turns_cut",
-            "turns_never_whole",
-            "evidence_cut",
-            "evidence_never_whole",
-            "turns_per_window",
-            "tokens_handed_over",
-        ],
-        "evidence_never_whole",
-    ),
-    "02_embedding": (["recall@5", "recall@15", metrics.FAMILY], metrics.FAMILY),
-    "03_reranking": (["recall@5", "recall@15", metrics.FAMILY, "turn_recall@10"], metrics.FAMILY),
-    "04_hyde": _QUERY_SIDE,
-    "05_multi_query": _QUERY_SIDE,
-    "06_router": _QUERY_SIDE,
-    "07_answer_evaluation": (
-        [
-            "official_f1",
-            "official_f1_audited",
-            "mem0_f1",
-            "bleu1",
-            "judge_lenient",
-            "judge_strict",
-            "coverage",
-            "answer_words",
-            "memory_tokens",
-            "prompt_tokens",
-            "llm_seconds",
-            "usd",
-        ],
-        "official_f1",
-    ),
-}
 
 # What a figure or a further table shows, by its name; one that is not here goes by its name.
 CAPTIONS = {
@@ -259,14 +220,58 @@ def tables(runs):
     return made
 
 
+def main_metrics(notebook):
+    """(metrics of a notebook's main table, the one it compares by); of an unknown notebook (None, the usual one)."""
+    from rawrag_utils import metrics  # brings pandas, which not every start needs
+
+    usual = metrics.FAMILY
+    query_side = ["recall@15", usual, "pool_recall", "prompt_tokens", "completion_tokens"], usual
+    known = {
+        "01_chunking": (
+            [
+                "turns_cut",
+                "turns_never_whole",
+                "evidence_cut",
+                "evidence_never_whole",
+                "turns_per_window",
+                "tokens_handed_over",
+            ],
+            "evidence_never_whole",
+        ),
+        "02_embedding": (["recall@5", "recall@15", usual], usual),
+        "03_reranking": (["recall@5", "recall@15", usual, "turn_recall@10"], usual),
+        "04_hyde": query_side,
+        "05_multi_query": query_side,
+        "06_router": query_side,
+        "07_answer_evaluation": (
+            [
+                "official_f1",
+                "official_f1_audited",
+                "mem0_f1",
+                "bleu1",
+                "judge_lenient",
+                "judge_strict",
+                "coverage",
+                "answer_words",
+                "memory_tokens",
+                "prompt_tokens",
+                "llm_seconds",
+                "usd",
+            ],
+            "official_f1",
+        ),
+    }
+    return known.get(notebook, (None, usual))
+
+
 def _tidy_tables(runs):
     """Those that are made from tidy rows."""
     if not runs:
         return []
     file, tidy = f"{runs[0].notebook}.csv", {run.profile: run.table for run in runs}
     there = list(dict.fromkeys(m for table in tidy.values() for m in table["metric"]))
-    shown, family = MAIN.get(runs[0].notebook, (there[:5], metrics.FAMILY))
-    shown = [m for m in shown if m in there] or there[:5]
+    shown, family = main_metrics(runs[0].notebook)
+    shown = [m for m in shown or () if m in there] or there[:5]
     family = family if family in there else shown[0]
     baselines = {b for table in tidy.values() for b in table["baseline"].dropna()}
 
@@ -400,7 +405,7 @@ def _with_n(name, low, high):
 
 def _signed(value, low, high):
     text = results.estimate(value, low, high)
-    return f"+{text}" if value >= 0.0005 else text.replace("-.000", ".000", 1) if value > -0.0005 else text
+    return f"+{text}" if value >= 0.0005 else text
 
 
 def _slug(text):

@@ -18,7 +18,7 @@ import time
 
 import rawrag_utils
 from rawrag_utils import corpus as corpora
-from rawrag_utils import models, paths, queries
+from rawrag_utils import models, paths
 from rawrag_utils.paths import BadInput
 
 SCHEMA = 1  # of run.json; a file of another schema is refused, not guessed at
@@ -131,6 +131,12 @@ def refuse_secret(name, value):
         raise BadInput(f"{name}: looks like a key, and parameters are written into files; export it instead")
 
 
+def _query_side():
+    from rawrag_utils import queries  # brings pandas, which not every start needs
+
+    return [name for name, needs in queries.NEEDS.items() if needs]
+
+
 _POSITIVE = (lambda v: v >= 1, "a whole number from 1")
 _NOT_NEGATIVE = (lambda v: v >= 0, "a whole number from 0")
 _RULES = {
@@ -162,8 +168,8 @@ _RULES = {
     "ANSWERS": (lambda v: 1 <= v <= 20, "a whole number from 1 to 20"),
     "VARIANTS": (lambda v: 1 <= v <= 5, "a whole number from 1 to 5: one call writes five variants"),
     "METHOD": (
-        lambda v: v in ("named", *queries.METHODS[1:]),
-        f"named (filter by speaker and month) or one of {', '.join(queries.METHODS[1:])}",
+        lambda v: v == "named" or v in _query_side(),
+        "named (filter by speaker and month) or a method of queries.METHODS that asks a model",
     ),
     "BUDGET": _POSITIVE,
     "ADVERSARIAL": _NOT_NEGATIVE,
