@@ -361,7 +361,7 @@ def test_faults_of_a_plan_show_before_it_starts(tmp_path, capsys, params, conten
 
 
 def test_the_committed_plan_has_its_form():
-    lists = run._read_yaml(paths.params() / "plan.yaml")
+    lists = run.read_yaml(paths.params() / "plan.yaml")
     assert {"sample", "locomo"} <= set(lists)
     assert all(step.keys() <= {"notebook", "parameters"} for steps in lists.values() for step in steps)
 
