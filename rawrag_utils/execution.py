@@ -33,8 +33,8 @@ class Died(Failed):
 def execute(path, parameters, folder, silence):
     """Run the notebook at `path` with all its `parameters` from the repository root; copy and log go to `folder`.
 
-    What `results` saves goes to `folder` too. Raises `Dry` for a dry run, `Failed` when a cell fails or says nothing for
-    `silence` seconds, `Died` when its kernel dies; what was executed by then is in the copy.
+    What `results` saves goes to `folder` too. Raises `Dry` for a dry run, `Failed` when a cell fails or says nothing
+    for `silence` seconds, `Died` when its kernel dies; what was executed by then is in the copy.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError

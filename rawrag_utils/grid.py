@@ -30,7 +30,7 @@ from rawrag_utils.paths import BadInput
 ENGINES = ("local", "ray")
 RETRIES = 2  # times a run is started again whose process or kernel was killed
 OBJECT_STORE = 500_000_000  # bytes of shared memory of an embedded Ray: what streams through it is small
-STARTING = 60  # seconds Ray may take to start or to be reached
+STARTS = 3  # times an embedded Ray is started before giving up: a busy machine takes longer than the 30 s it waits
 
 
 class Step(NamedTuple):
@@ -224,6 +224,7 @@ def cluster(processors):
     `BadInput` where Ray is not installed, does not start or is not reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its core talks on stderr about what is no fault
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning; tasks here ask for no GPU
     try:
         import ray
@@ -237,14 +238,16 @@ def cluster(processors):
     else:
         options = {"address": "local", "num_cpus": processors, "include_dashboard": False}
         options |= {"object_store_memory": OBJECT_STORE, "_node_ip_address": "127.0.0.1"}
-    try:
-        ray.init(logging_level="ERROR", log_to_driver=False, **options)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        place = f"RAY_ADDRESS={address}" if address else "Ray"
-        raise BadInput(
-            f"{place}: no cluster ({str(error).splitlines()[0][:200]}); correct the address, or unset it for an "
-            "embedded Ray"
-        ) from error
+    for left in reversed(range(1 if address else STARTS)):
+        try:
+            ray.init(logging_level="ERROR", log_to_driver=False, **options)
+            break
+        except Exception as error:  # Ray raises a bare one where its processes do not come up in time
+            ray.shutdown()
+            if not left:
+                place = f"RAY_ADDRESS={address}" if address else "Ray"
+                reason, remedy = str(error).partition("\n")[0][:200], "correct the address, or unset it to embed Ray"
+                raise BadInput(f"{place}: no cluster ({reason}); {remedy if address else 'run again'}") from error
     try:
         yield ray
     finally:

@@ -186,10 +186,11 @@ def describe(embedder):
     }
 
 
-def embed(embedder, texts, kind="document"):
+def embed(embedder, texts, kind="document", cache=True):
     """L2-normalised float32 vectors (len(texts), dimensions) of `texts`, from the cache where they are known.
 
     `kind` is `document` for windows and `query` for questions: an asymmetric model's query prompt goes before these.
+    Without `cache` nothing is looked up or kept: a corpus that streams past keeps its vectors elsewhere.
     Nothing is cut off: an input past the model's limit is encoded in consecutive pieces, its vector is the mean over
     the tokens of all (for a mean-pooling model exactly the mean of its token vectors), and it is counted.
     Raises `BadInput` when weights or endpoint are out of reach or answer with something that is no vector.
@@ -199,13 +200,14 @@ def embed(embedder, texts, kind="document"):
     if not texts:
         return np.zeros((0, 0), np.float32)
     keys = [hashlib.sha256(text.encode()).digest() for text in texts]
-    known = _read_cache(embedder, set(keys))
+    known = _read_cache(embedder, set(keys)) if cache else {}
     missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
     encode = _encode_endpoint if embedder.config.kind == "endpoint" else _encode_local
     for rows, vectors, pieces in encode(embedder, list(missing.values())) if missing else ():
         vectors, made = _normalised(embedder, vectors), list(missing)
         found = {made[row]: (v, n) for row, v, n in zip(rows, vectors, pieces, strict=True)}
-        _write_cache(embedder, found)
+        if cache:
+            _write_cache(embedder, found)
         known |= found
     embedder.split |= {key for key in keys if known[key][1] > 1}
     if len({len(known[key][0]) for key in keys}) > 1:
