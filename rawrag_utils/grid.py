@@ -224,7 +224,6 @@ def cluster(processors):
     `BadInput` where Ray is not installed, does not start or is not reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its core talks on stderr about what is no fault
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning; tasks here ask for no GPU
     try:
         import ray

@@ -6,6 +6,7 @@ conversation is added in one commit or not at all, so what was killed half-way n
 """
 
 import datetime
+import os
 import re
 
 import numpy as np
@@ -118,6 +119,7 @@ def make_table(place, settings, dimensions):
 
 
 def _connect(database):
+    os.environ.setdefault("LANCE_LOG", "error")  # it warns of small tables and of its own next release
     try:
         import lancedb
     except ImportError as error:

@@ -6,12 +6,14 @@ a text's vector does not depend on its neighbours.
 """
 
 import codecs
+import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import json
 import os
 import re
+import threading
 import time
 import zlib
 from typing import Literal
@@ -26,6 +28,7 @@ from rawrag_utils.paths import BadInput
 BATCH_TOKENS = 4096  # tokens a forward pass; on a CPU 1,024 to 16,384 are equally fast, a GPU needs more to be busy
 BATCH_TOKENS_GPU = 65536
 PULSE = 10  # seconds between two lines about work that goes on
+_COUNTING = threading.Lock()
 RETRIES, TIMEOUT = 5, 60  # of a request to an endpoint: how often again (waits double, Retry-After is heeded), seconds
 
 
@@ -45,7 +48,8 @@ class EmbedderConfig(BaseModel):
     folder: str | None = None  # … the folder in it …
     weights: str | None = None  # … and the file whose hash is checked
     weights_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    batch: int = Field(128, ge=1)  # inputs a request, for an endpoint
+    batch: int = Field(128, ge=1)  # endpoint: inputs a request
+    parallel: int = Field(8, ge=1)  # endpoint: requests at a time
     usd_per_million_tokens: float | None = None
 
     @model_validator(mode="after")
@@ -151,7 +155,8 @@ class Embedder:
     @property
     def key(self):
         """Names the cache file: a hash of all that decides a text's vector."""
-        decides = self.config.model_dump(exclude={"query_prompt", "dtype", "batch", "usd_per_million_tokens"})
+        beside = {"query_prompt", "dtype", "batch", "parallel", "usd_per_million_tokens"}
+        decides = self.config.model_dump(exclude=beside)
         server = os.environ.get("OPENAI_BASE_URL") if self.config.kind == "endpoint" else None
         return hashlib.sha256(json.dumps([decides, self.device, self.dtype, server]).encode()).hexdigest()[:16]
 
@@ -336,19 +341,56 @@ def forward(embedder, ids, output="sentence_embedding"):
 
 
 def _encode_endpoint(embedder, texts):
-    """Yields as `_encode_local` does, one request a time."""
+    """Yields as `_encode_local` does, as requests end; some are under way at a time."""
     import openai
 
     config = embedder.config
     if not os.environ.get("OPENAI_API_KEY"):
         raise BadInput(f"{config.model}: OPENAI_API_KEY is not set; export it (any value for a server without keys)")
-    with openai.OpenAI(max_retries=RETRIES, timeout=TIMEOUT) as client:
-        starts = ([start] * min(config.batch, len(texts) - start) for start in range(0, len(texts), config.batch))
-        for start, *_ in told(starts, len(texts), "embedding"):
-            pieces = [_text_pieces(text, config.max_length) for text in texts[start : start + config.batch]]
-            vectors = iter(_request(embedder, client, [piece for text in pieces for piece in text]))
-            means = [sum(tokens * next(vectors) for _, tokens in text) for text in pieces]
-            yield range(start, start + len(pieces)), means, [len(text) for text in pieces]
+    failed, made = threading.Event(), {}
+    with (
+        openai.OpenAI(max_retries=RETRIES, timeout=TIMEOUT) as client,
+        concurrent.futures.ThreadPoolExecutor(parallel(config)) as pool,
+    ):
+
+        def request(rows):
+            if failed.is_set():
+                return None
+            pieces = [_text_pieces(text, config.max_length) for text in texts[rows.start : rows.stop]]
+            try:
+                vectors = iter(_request(embedder, client, [piece for text in pieces for piece in text]))
+            except BadInput:
+                failed.set()
+                raise
+            made[rows] = [sum(tokens * next(vectors) for _, tokens in t) for t in pieces], list(map(len, pieces))
+            return rows
+
+        starts = range(0, len(texts), config.batch)
+        waiting = [pool.submit(request, range(i, min(i + config.batch, len(texts)))) for i in starts]
+
+        def ended():  # after a failure: those under way end and are kept, the others are not sent
+            faults = []
+            for future in concurrent.futures.as_completed(waiting):
+                if future.exception():
+                    faults.append(future.exception())
+                elif future.result() is not None:
+                    yield future.result()
+            if faults:
+                raise faults[0]
+
+        try:
+            for rows in told(ended(), len(texts), "embedding"):
+                yield (rows, *made.pop(rows))
+        finally:
+            failed.set()
+
+
+def parallel(config):
+    """Requests to an endpoint at a time: RAWRAG_PARALLEL where it is set, else what the profile's block says."""
+    given = os.environ.get("RAWRAG_PARALLEL", "").strip()
+    if given and not (given.isdecimal() and int(given) >= 1):
+        raise BadInput(f"RAWRAG_PARALLEL={given}: wanted a whole number from 1, requests at a time; export it again")
+    return int(given) if given else config.parallel
 
 
 def _text_pieces(text, limit):
@@ -374,7 +416,9 @@ def _request(embedder, client, pieces):
     model, inputs = embedder.config.model, [text for text, _ in pieces]
     try:
         answer = client.embeddings.create(model=model, input=inputs, encoding_format="float")
-        embedder.prompt_tokens += answer.usage.prompt_tokens if answer.usage else sum(tokens for _, tokens in pieces)
+        read = answer.usage.prompt_tokens if answer.usage else sum(tokens for _, tokens in pieces)
+        with _COUNTING:
+            embedder.prompt_tokens += read
         vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
     except openai.OpenAIError as error:
         reason = f"{type(error).__name__} {getattr(error, 'status_code', '')}".strip()
