@@ -30,7 +30,7 @@ def talk(name, turns=6, **changes):
 
 
 def write_all(folder):
-    """Nine conversations in five files, four of which, and two files, have faults."""
+    """Conversations in files of each kind: faults among them, an id twice, and two files that cannot be read."""
     folder.mkdir(exist_ok=True)
     faulty = talk("bad", sessions=[])
     (folder / "a.json").write_text(json.dumps({"conversations": [talk("a1"), faulty, talk("a2"), talk("a1", 2)]}))
@@ -154,7 +154,7 @@ def test_a_second_run_adds_nothing_and_a_changed_conversation_is_replaced(tmp_pa
     tally = run(folder, place)
     assert tally.states == {"known": 6, "replaced": 1, "set aside": 6}
     ids = lake.open_table(place).to_arrow().column("chunk_id").to_pylist()
-    assert len(ids) == len(set(ids)) == before - 1 + tally.windows  # c1 was one window
+    assert len(ids) == len(set(ids)) == before - 2 + tally.windows  # c1 was two windows
 
 
 @pytest.mark.parametrize("moment", ["before the second commit", "after it"])
