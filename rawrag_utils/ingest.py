@@ -41,16 +41,16 @@ def files(folder):
 
 
 def read(path, source):
-    """Yields a dict for each conversation of a file: `source`, `place`, `share` of the file's bytes, and one of
+    """Yields a dict for each conversation of a file: source, place, bytes of the file, conversation or reason.
 
-    `conversation` (a `corpus.Conversation` as JSON) and `reason` (why it cannot be read). JSON Lines and Parquet hold
-    one conversation in the own form a line or a row, and are read piece by piece; a JSON file is read as a whole and
-    may have any shape that `corpus.load` knows.
+    `conversation` is a `corpus.Conversation` as JSON, `reason` why it cannot be read; the other is empty. JSON Lines
+    and Parquet hold one conversation in the own form a line or a row, and are read piece by piece; a JSON file is read
+    as a whole and may have any shape that `corpus.load` knows.
     """
     import orjson
 
     path, size, seen = pathlib.Path(path), os.path.getsize(path), set()
-    one = {"source": source, "place": "", "share": float(size), "conversation": None, "reason": None}
+    one = {"source": source, "place": "", "share": float(size), "conversation": b"", "reason": ""}
     try:
         for place, share, item in _items(path):
             found = {**one, "place": place, "share": share * size}
@@ -60,7 +60,7 @@ def read(path, source):
                     raise BadInput(f"conversation_id {conversation.conversation_id!r} stands in the file twice")
                 seen.add(conversation.conversation_id)
                 yield {**found, "conversation": orjson.dumps(conversation)}
-            except BadInput as error:
+            except (BadInput, orjson.JSONEncodeError) as error:  # the latter of half a character, which is no text
                 yield {**found, "reason": str(error)}
     except BadInput as error:
         yield {**one, "reason": str(error)}
@@ -157,7 +157,7 @@ class Windows:
         import orjson
 
         one = {**row, "name": None, "digest": None, "windows": None, "state": "set aside"}
-        if row["reason"] is None:
+        if not row["reason"]:
             fields = orjson.loads(row["conversation"])
             turns = tuple(corpora.Turn(**turn) for turn in fields.pop("turns"))
             one["object"] = corpora.Conversation(**fields, turns=turns)
