@@ -129,7 +129,7 @@ def test_one_failing_cell_fails_its_run_only_and_the_rest_is_skipped_next_time(t
     lines = out.splitlines()
     assert lines[0].split() == ["run", "state", "seconds", "reason"] and lines[4] == "2 done, 1 failed"
     assert lines[1].startswith("n  ") and " done " in lines[1] and " done " in lines[3]
-    assert " failed " in lines[2] and "n: cell 3 (Work): AssertionError: no twos; see" in lines[2]
+    assert " failed " in lines[2] and "n: cell 4 (Work): AssertionError: no twos; see" in lines[2]
     assert "3 runs, 0 of them finished before" in err and "[3/3] n" in err and "; 1 left, about" in err
     table = pd.read_csv(tmp_path / "runs" / "few.grid.csv")
     assert list(table["state"]) == ["done", "failed", "done"] and table["reason"].isna().tolist() == [True, False, True]
@@ -173,9 +173,9 @@ if NUMBER == 2:
 def test_a_grid_that_is_stopped_halfway_leaves_nothing_behind_and_goes_on(tmp_path, capsys, number):
     file = halting(tmp_path)
     process = start(file, "--workers", "1")
-    wait_for((tmp_path / "pid").exists, 60)
+    wait_for((tmp_path / "pid").exists, 240)
     process.send_signal(number)
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate(timeout=240)[1]
     kernel, worker = map(int, (tmp_path / "pid").read_text().split())
     wait_for(lambda: gone(kernel) and gone(worker))
     if number == signal.SIGTERM:
