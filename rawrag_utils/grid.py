@@ -225,18 +225,20 @@ def cluster(processors):
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning; tasks here ask for no GPU
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:  # read at import: the loopback address, as Ray takes on macOS, and no port open to the network
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         import ray
     except ImportError as error:
         raise BadInput("Ray is not installed; run pip install -e '.[scale]', or make setup") from error
-    address = os.environ.get("RAY_ADDRESS")
     if address:
         # Nodes have their own environment. Not the keys: a runtime environment is shown in Ray's dashboard.
         told = {k: v for k, v in os.environ.items() if k.startswith("RAWRAG_")}
         options = {"address": address, "runtime_env": {"env_vars": told}}
     else:
         options = {"address": "local", "num_cpus": processors, "include_dashboard": False}
-        options |= {"object_store_memory": OBJECT_STORE, "_node_ip_address": "127.0.0.1"}
+        options |= {"object_store_memory": OBJECT_STORE}
     for left in reversed(range(1 if address else STARTS)):
         try:
             ray.init(logging_level="ERROR", log_to_driver=False, **options)
