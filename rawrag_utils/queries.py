@@ -37,9 +37,11 @@ PURPOSES = {
     "multi_query": (prompts.VARIANTS, lambda text: _read_variants(text, prompts.VARIANTS)),
     "hyde_dialogue": (1, lambda text: (prompts.chat_lines(text),)),
     "hyde_lecture": (1, lambda text: (prompts.passage(text),)),
+    "multi_query_lecture": (prompts.VARIANTS, lambda text: _read_variants(text, prompts.VARIANTS)),
     "rewrite": (1, lambda text: _read_variants(text, 1)),
     "step_back": (1, lambda text: _read_variants(text, 1)),
     "route": (1, lambda text: (prompts.route(text),)),
+    "route_lecture": (1, lambda text: (prompts.route(text),)),
 }
 
 

@@ -14,6 +14,7 @@ import re
 import numpy as np
 import pandas as pd
 
+from rawrag_utils.dialogue import CJK
 from rawrag_utils.paths import BadInput
 
 
@@ -67,11 +68,7 @@ def bm25(index, questions, top=None, dates=None):
     return rank_by(index, questions, score, top, dates)
 
 
-# Ideographs, kana, bopomofo, Hangul; with the marks that repeat or lengthen, without punctuation.
-_CJK = re.compile(
-    "[\u3005\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f\u31f0-\u31ff\u3400-\u4dbf"
-    "\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af]+"
-)
+_CJK = re.compile(f"{CJK}+")
 
 
 def _words(texts):
