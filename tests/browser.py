@@ -62,9 +62,9 @@ def missing():
     True
     """
     if not importlib.util.find_spec("playwright"):
-        return "no Playwright for Python: pip install playwright (nothing else of it is needed)"
+        return "no Playwright for Python: make setup, or pip install playwright (none of its browsers is needed)"
     if not shutil.which("chromium"):
-        return "no chromium on PATH: apt-get install chromium (Debian, Ubuntu: sudo apt install chromium-browser)"
+        return "no chromium on PATH: apt-get install chromium, or install it by other means under that name"
     return None
 
 

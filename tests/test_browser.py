@@ -4,11 +4,13 @@ import json
 import re
 
 import browser
+import pandas as pd
+import pytest
 from browser import HOSTILE
 
 from rawrag_utils import report, results
 
-IMAGE = "<img src=x onerror=window.ran=1>"  # fits into a file name
+IMAGE = "<img src=x onerror=window.ran=1> $5 $6"  # fits into a file name and into a cell of a table
 
 
 def test_a_notebook_runs_by_run_all_and_again_with_other_parameters(tab, lab):
@@ -76,9 +78,9 @@ def test_data_sets_are_text_in_the_lab(tab, lab, tmp_path):
     assert f"{IMAGE} " in shown[3]  # the table of repairs names places
 
 
-def test_results_are_text_in_the_report(tab, finished_run, tmp_path):
-    import pandas as pd
-
+@pytest.fixture
+def hostile_results(finished_run, tmp_path):
+    """A folder of results, of one notebook in two profiles, in which all that can be any text is hostile."""
     row = {"metric": "recall@15", "category": "all", "n": 30, "value": 0.25, "ci_low": 0.125, "ci_high": 0.5}
     rows = [{**row, "variant": text, "category": c} for text in HOSTILE for c in ("all", *HOSTILE)]
     rows += [{**row, "variant": text, "metric": text} for text in HOSTILE]
@@ -90,10 +92,12 @@ def test_results_are_text_in_the_report(tab, finished_run, tmp_path):
         record["parameters"] |= {f"P{i}": text for i, text in enumerate(HOSTILE)}
         record["models"] = [{"id": text, text: text} for text in HOSTILE]
         file.write_text(json.dumps(record), encoding="utf-8")
-    root = tmp_path / "results"
-    report.write(report.build(report.collect(root), root), root)
+    return tmp_path / "results"
 
-    tab.goto((root / "report.html").as_uri())
+
+def test_results_are_text_in_the_report(tab, hostile_results):
+    report.write(report.build(report.collect(hostile_results), hostile_results), hostile_results)
+    tab.goto((hostile_results / "report.html").as_uri())
     tab.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
     shown = tab.locator("body").inner_text()
     for text in HOSTILE:  # rows, heads and cells of tables, parameters and models of provenance, each in two profiles
@@ -102,6 +106,18 @@ def test_results_are_text_in_the_report(tab, finished_run, tmp_path):
     assert set(tab.evaluate("[...document.links].map(link => link.protocol)")) == {"file:"}
     assert not browser.ran(tab) and len(tab.frames) == 1
     assert all(tab.evaluate("[...document.images].map(i => i.src.startsWith('data:') && i.naturalWidth > 0)"))
+
+
+def test_results_are_text_in_the_lab(tab, lab, hostile_results):
+    browser.open_notebook(tab, lab, "09_report.ipynb")
+    browser.set_parameters(tab, RESULTS=str(hostile_results))
+    browser.run_all(tab)
+    assert browser.errors(tab) == []
+    shown = "\n".join(browser.outputs(tab))
+    assert [text for text in HOSTILE if text not in shown] == []
+    inside = tab.frames[1]  # the page once more, in a frame of the notebook's
+    assert f"Provenance: 02_{IMAGE}" in inside.locator("body").inner_text()
+    assert not browser.ran(tab) and not browser.ran(inside) and len(tab.frames) == 2
 
 
 def test_the_same_texts_as_markup_are_noticed(tab, strayed, tmp_path):
