@@ -1,7 +1,8 @@
 """JupyterLab on this machine's loopback, and a Chromium that uses it as a person would: helpers of browser tests.
 
 The fixtures over them, `lab` and `tab`, are in conftest.py. Nothing may leave the machine: addresses other than
-loopback and files are refused and remembered, and `tab` fails its test for each of them.
+loopback and files are refused and remembered, and `tab` fails its test for each of them. What is not here is
+Playwright's own: `tab.screenshot(path=...)`, `tab.set_viewport_size(...)`, locators.
 """
 
 import contextlib
