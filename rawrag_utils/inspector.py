@@ -107,7 +107,8 @@ def _legend(ax, speakers, evidence):
 def window_and_turns(part, chunk_index):
     """HTML of one window: left its text as the retriever sees it, right the whole turns that the reader gets.
 
-    What expansion restores (the parts of the first and last turn outside the window) is marked. All text is escaped.
+    What expansion restores (the parts of the first and last turn outside the window) is marked. All text is escaped,
+    and no $ in it begins a formula: JupyterLab and older viewers each know another class for that.
     """
     _check_window(part, chunk_index)
     chunk, context = part["chunks"][chunk_index], part["turn_context"]
@@ -119,7 +120,8 @@ def window_and_turns(part, chunk_index):
     text = "text-align:start;white-space:pre-wrap;overflow-wrap:anywhere"
     cell = f"<td dir='auto' style='width:50%;vertical-align:top;{text};padding:.6em'>"
     return (
-        "<table style='width:100%;table-layout:fixed'><caption style='text-align:left'>"
+        "<table class='mathjax_ignore tex2jax_ignore' style='width:100%;table-layout:fixed'>"
+        "<caption style='text-align:left'>"
         f"<bdi>{html.escape(chunk['chunk_id'])}</bdi>: tokens {chunk['start_token']} to {chunk['end_token']} (end "
         f"exclusive), {touched}; <mark>marked</mark>: restored by expansion</caption>"
         "<tr><th style='text-align:left'>the retriever sees</th><th style='text-align:left'>the reader gets</th></tr>"

@@ -241,8 +241,12 @@ def begin(notebook, variables):
     """Validate the UPPER_CASE names of `variables` (pass `globals()`) against the parameters cell and open a run.
 
     The runner says through RAWRAG_RUN_FOLDER where the run's files go; interactively they go to
-    `runs/<dataset>/<profile>/`, never to `results/`: no experiment overwrites a committed table.
+    `runs/<dataset>/<profile>/`, never to `results/`: no experiment overwrites a committed table. From here on tables
+    show a $ as a $: JupyterLab would make a formula of "$5 or $6".
     """
+    import pandas as pd
+
+    pd.set_option("display.html.use_mathjax", False)
     path = notebook_path(notebook)
     defaults = declared(path)
     given = {  # other upper-case names, as the class HTML, are parameters only if they could be injected ones

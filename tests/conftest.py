@@ -1,8 +1,10 @@
 """Fixtures that several test files share. Those of models bring a `shelf` of their own, laid out as the hub's cache."""
 
 import hashlib
+import os
 import time
 
+import browser
 import huggingface_hub
 import pytest
 
@@ -61,3 +63,39 @@ def finished_run(tmp_path, monkeypatch):
         return folder
 
     return make
+
+
+# A browser. What is skipped where there is none fails where everything is to be tested.
+
+
+@pytest.fixture(scope="session")
+def _browser_is_there():
+    if reason := browser.missing():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def lab(_browser_is_there, tmp_path_factory):
+    """A running JupyterLab over a copy of the notebooks, for all tests that open one: a `browser.Lab`."""
+    with browser.serving(tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")  # while its driver runs, no other event loop can in this thread
+def _chromium(_browser_is_there):
+    with browser.chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def strayed():
+    """What the test's tab did that it should not, as `browser.watched` notes it; must be empty at the end."""
+    return []
+
+
+@pytest.fixture
+def tab(_chromium, strayed):
+    """A new tab of Chromium, a Playwright page that asked no other machine and opened no dialog, or the test fails."""
+    with browser.watched(_chromium, strayed) as page:
+        yield page
+    assert strayed == []

@@ -179,6 +179,11 @@ def test_text_never_becomes_markup(text):
     assert "<script" not in page
 
 
+def test_no_dollar_begins_a_formula():
+    page = inspector.window_and_turns(part_of(talk(("Nora", "$5 or $6?"))), 0)
+    assert page.startswith("<table class='mathjax_ignore tex2jax_ignore'")
+
+
 def test_each_turn_takes_its_own_direction():
     page = inspector.window_and_turns(part_of(talk(("Nora", "שלום"), ("Tobias", "Hi"))), 0)
     assert page.count("<p dir='auto'") == 2 and page.count("<td dir='auto'") == 2
