@@ -4,8 +4,9 @@ Data flows one way, and a module imports only from those before it: ``paths`` ->
 ``dialogue`` -> ``subtitle_files`` -> ``subtitles`` -> ``lectures`` -> ``corpus`` -> ``chunking`` -> ``index`` ->
 ``weights`` -> ``models`` -> ``rerankers`` -> ``retrieval`` -> ``cues`` -> ``generation`` -> ``endpoint`` -> ``llm``
 -> ``templates`` -> ``prompts`` -> ``scores`` -> ``metrics`` -> ``queries`` -> ``notes`` -> ``timewords`` ->
-``answering`` -> ``derived`` -> ``judges`` -> ``evaluation`` -> ``results`` -> ``figures`` -> ``report`` ->
-``inspector`` -> ``execution`` -> ``run``. Nothing heavy is imported until a function needs it.
+``answering`` -> ``timed`` -> ``citations`` -> ``derived`` -> ``judges`` -> ``evaluation`` -> ``results`` ->
+``figures`` -> ``report`` -> ``inspector`` -> ``execution`` -> ``run``. Nothing heavy is imported until a function
+needs it.
 """
 
 __version__ = "0.1.0"

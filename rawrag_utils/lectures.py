@@ -14,12 +14,12 @@ def holds(path):
     >>> holds(paths.resolve("talk.SRT")), holds(paths.resolve("talk.json"))
     (True, False)
     """
-    return bool(files(path)) if path.is_dir() else path.suffix.lower() in ENDINGS
+    return bool(files(path))
 
 
-def files(folder):
-    """The subtitle files in a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+def files(path):
+    """The subtitle files in the folder `path`, by name, or the one that it is."""
+    return sorted(p for p in (path.iterdir() if path.is_dir() else [path]) if p.suffix.lower() in ENDINGS)
 
 
 def load(path, merging=None):
@@ -31,7 +31,7 @@ def load(path, merging=None):
     that break the form of data/README.md or name a lecture or times that are not there.
     """
     report, conversations = [], {}
-    for file in files(path) if path.is_dir() else [path]:
+    for file in files(path):
         found = subtitles.read(file)
         report += found.report
         talk = subtitles.document(subtitles.merge(found.cues, **merging or {}, source=found.path_name))

@@ -146,6 +146,30 @@ def short_answer(text):
     return next((line for line in lines if any(c.isalnum() for c in line)), "")
 
 
+_NEXT = re.compile(r"\W*(?:question|問題|问题)\W*[:\uff1a]", re.IGNORECASE)
+_DECLINES = re.compile(r"lecture does not (?:say|mention)|課堂上沒有提到|课堂上没有提到", re.IGNORECASE)
+
+
+def cited_answer(text):
+    """An answer of several lines as one, without its label and what follows after a next question.
+
+    >>> cited_answer("Answer: It relaxes [12:05~12:21].\\nAnd rests.\\nQuestion: How hot?\\nAnswer: Very.")
+    'It relaxes [12:05~12:21]. And rests.'
+    """
+    lines = [re.sub(r"^\W*(?:answer|答案)\W*[:\uff1a][\s*]*", "", line, flags=re.IGNORECASE) for line in peeled(text)]
+    end = next((i for i, line in enumerate(lines) if _NEXT.match(line)), len(lines))
+    return " ".join(line for line in lines[:end] if line)
+
+
+def declines(text):
+    """Whether an answer says, as its template has it, that the lecture does not tell, or nothing at all.
+
+    >>> declines("The lecture does not say."), declines("It relaxes [12:05~12:21].")
+    (True, False)
+    """
+    return bool(_DECLINES.search(text)) or not any(c.isalnum() for c in text)
+
+
 def choice(text, options):
     """The one of two `options` that an answer names: by `(a)`, by its words or by a bare letter; None for none, both.
 
