@@ -1,9 +1,9 @@
 """Raw-RAG as a laboratory: the thin module that the numbered notebooks share.
 
 Data flows one way, and a module imports only from those before it: ``paths`` -> ``store`` -> ``own_form`` ->
-``corpus`` -> ``subtitles`` -> ``chunking`` -> ``index`` -> ``weights`` -> ``models`` -> ``rerankers`` ->
-``retrieval`` -> ``cues`` -> ``generation`` -> ``endpoint`` -> ``llm`` -> ``prompts`` -> ``scores`` -> ``metrics`` ->
-``queries`` -> ``timewords`` -> ``answering`` -> ``derived`` -> ``judges`` -> ``evaluation`` -> ``results`` ->
+``corpus`` -> ``subtitles`` -> ``chunking`` -> ``index`` -> ``packed`` -> ``weights`` -> ``models`` -> ``rerankers``
+-> ``retrieval`` -> ``cues`` -> ``generation`` -> ``endpoint`` -> ``llm`` -> ``prompts`` -> ``scores`` -> ``metrics``
+-> ``queries`` -> ``timewords`` -> ``answering`` -> ``derived`` -> ``judges`` -> ``evaluation`` -> ``results`` ->
 ``figures`` -> ``report`` -> ``inspector`` -> ``execution`` -> ``run``. Nothing heavy is imported until a function needs
 it.
 """

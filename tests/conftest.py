@@ -3,7 +3,7 @@
 import hashlib
 import time
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from rawrag_utils import results
