@@ -381,7 +381,8 @@ def main(arguments):
             print(f"{name}: {role}: {config.model} is served by an endpoint, no weights to fetch")
         else:
             fetch(config)
-            print(f"{name}: {role}: {config.model} is in the cache, hashes checked")
+            place = "installed" if config.kind == "universal-sentence-encoder" else "in the cache"
+            print(f"{name}: {role}: {config.model} is {place}, hashes checked")
 
 
 if __name__ == "__main__":
