@@ -2,11 +2,11 @@
 
 Data flows one way, and a module imports only from those before it: ``paths`` -> ``store`` -> ``own_form`` ->
 ``dialogue`` -> ``subtitle_files`` -> ``subtitles`` -> ``lectures`` -> ``corpus`` -> ``chunking`` -> ``index`` ->
-``weights`` -> ``models`` -> ``rerankers`` -> ``retrieval`` -> ``cues`` -> ``generation`` -> ``endpoint`` -> ``llm``
--> ``templates`` -> ``prompts`` -> ``scores`` -> ``metrics`` -> ``queries`` -> ``notes`` -> ``timewords`` ->
-``answering`` -> ``timed`` -> ``citations`` -> ``derived`` -> ``judges`` -> ``evaluation`` -> ``results`` ->
-``figures`` -> ``report`` -> ``inspector`` -> ``execution`` -> ``run``. Nothing heavy is imported until a function
-needs it.
+``packed`` -> ``weights`` -> ``models`` -> ``rerankers`` -> ``retrieval`` -> ``cues`` -> ``generation`` ->
+``endpoint`` -> ``llm`` -> ``templates`` -> ``prompts`` -> ``scores`` -> ``metrics`` -> ``queries`` -> ``notes`` ->
+``timewords`` -> ``answering`` -> ``timed`` -> ``citations`` -> ``derived`` -> ``judges`` -> ``evaluation`` ->
+``results`` -> ``figures`` -> ``report`` -> ``inspector`` -> ``execution`` -> ``run``. Nothing heavy is imported until
+a function needs it.
 """
 
 __version__ = "0.1.0"

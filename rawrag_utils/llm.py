@@ -367,9 +367,12 @@ def main(arguments):
     name = arguments[0] if arguments else "local"
     embedder = models.profile(name).embedder
     reranker, chat = (getattr(models.profile(name), block, None) for block in ("reranker", "chat"))
+    reranker = rerankers.load_reranker(name).config if reranker else None
+    encoder = rerankers.load_encoder(name).config if reranker and reranker.encoder else None
     for role, config, fetch in (
         ("embedder", embedder, weights.encoder_folder),
-        ("reranker", rerankers.load_reranker(name).config if reranker else None, weights.hub_folder),
+        ("reranker", reranker, weights.hub_folder),
+        *([("encoder of token vectors", encoder, weights.encoder_folder)] if encoder else []),
         ("chat model", load_chat(name).config if chat else None, weights.chat_folder),
     ):
         if config is None or config.kind == "maxsim":
@@ -378,7 +381,8 @@ def main(arguments):
             print(f"{name}: {role}: {config.model} is served by an endpoint, no weights to fetch")
         else:
             fetch(config)
-            print(f"{name}: {role}: {config.model} is in the cache, hashes checked")
+            place = "installed" if config.kind == "universal-sentence-encoder" else "in the cache"
+            print(f"{name}: {role}: {config.model} is {place}, hashes checked")
 
 
 if __name__ == "__main__":

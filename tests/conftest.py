@@ -5,7 +5,7 @@ import os
 import time
 
 import browser
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from rawrag_utils import results
