@@ -380,6 +380,17 @@ def save_per_question(run, frame):
         frame.to_parquet(file, index=False)
 
 
+def save_answer(run, text):
+    """Write what was asked for in words to `<notebook>_answer.txt` and print it; `make run` prints it at its end.
+
+    It is no result: no run.json lists it, so nothing copies it to results/.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with paths.atomic(run.folder / f"{run.notebook}_answer.txt") as file:
+        file.write(f"{text}\n")
+    print(text)
+
+
 def save_figure(run, figure, name):
     """Write a matplotlib figure to `figures/<notebook>_<name>.png`, without a time stamp, and return the figure."""
     import io

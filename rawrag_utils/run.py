@@ -338,6 +338,8 @@ def _run_one(notebook, typed, force, silence):
     parameters = checked({k: parse_value(k, text, defaults.get(k, "")) for k, text in typed}, defaults)
     folder = _run_all([(path, parameters)], force, silence)[0]
     _print_tables([(path, folder)])
+    if (answer := folder / f"{path.stem}_answer.txt").exists():
+        print(f"\n{answer.read_text(encoding='utf-8')}")
     print(f"files: {where(folder)}")
     return 0
 
