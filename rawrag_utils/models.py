@@ -110,6 +110,15 @@ def profile(name):
         raise BadInput(f"{paths.relative(_files()[name])}: {'.'.join(place) or 'the file'}: {reason}") from error
 
 
+def deciding(name):
+    """The profile `name`, and the one whose encoder its reranker takes, each as JSON; of a name unknown nothing."""
+    found = [profile(name)] if name in profiles() else []
+    reranker = getattr(found[0], "reranker", None) if found else None
+    encoder = reranker.get("encoder") if isinstance(reranker, dict) else None
+    found += [profile(encoder)] if encoder in profiles() else []
+    return [each.model_dump_json() for each in found]
+
+
 def block(name, key, form, what):
     """The block `key` of the profile `name` as the pydantic model `form`. Raises `BadInput` for none or a bad one."""
     found = getattr(profile(name), key, None)

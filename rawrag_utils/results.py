@@ -212,8 +212,7 @@ def run_id(notebook, parameters):
     package = pathlib.Path(rawrag_utils.__file__).parent
     pieces += [paths.sha256(p) for p in sorted(package.iterdir()) if p.suffix in (".py", ".jinja")]
     if "PROFILE" in parameters:
-        name = parameters["PROFILE"]
-        pieces.append(models.profile(name).model_dump_json() if name in models.profiles() else "")
+        pieces += models.deciding(parameters["PROFILE"])
     if "RESULTS" in parameters:  # a report's data are the files of other runs
         root = paths.resolve(parameters["RESULTS"])
         files = [file for folder in sorted(root.glob("*/*")) for file in result_files(folder)]
