@@ -22,6 +22,15 @@ def files(path):
     return sorted(p for p in (path.iterdir() if path.is_dir() else [path]) if p.suffix.lower() in ENDINGS)
 
 
+def found(path):
+    """`files`. Raises `BadInput` where there is none."""
+    if not (some := files(path)):
+        raise BadInput(
+            f"{paths.relative(path)}: no subtitles; name a file that ends in .srt or .vtt, or a folder of them"
+        )
+    return some
+
+
 def load(path, merging=None):
     """(conversations, questions, report) of a subtitle file, or of a folder of them and their `questions.json`.
 

@@ -85,7 +85,7 @@ def test_a_folder_with_questions_is_measured(tmp_path, capfd):
     [
         ("talk.srt", {}, "QUESTION is empty and the subtitles come without questions; type one: QUESTION='…'"),
         ("none.srt", {"QUESTION": "What?"}, "none.srt': no such data set or file"),
-        ("talk.txt", {"QUESTION": "What?"}, "talk.txt: line 1, column 3 is not JSON"),
+        ("talk.txt", {"QUESTION": "What?"}, "talk.txt: no subtitles; name a file that ends in .srt or .vtt"),
         ("talk.srt", {"QUESTION": "What?", "MAX_MS": "-1"}, "MAX_MS=-1: a whole number from 0"),
         ("talk.srt", {"QUESTION": "What?", "SIZES": "[3]"}, "SIZES=[3]: a list of odd numbers that begins with 1"),
     ],
