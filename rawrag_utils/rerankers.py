@@ -27,6 +27,7 @@ from rawrag_utils.paths import BadInput
 
 TOKENS = "CREATE TABLE IF NOT EXISTS tokens (key BLOB PRIMARY KEY, ids BLOB, codes BLOB, scales BLOB, crc INT)"
 SCORES = "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL, pieces INT, crc INT)"
+SPECIAL = b"special tokens"  # the key of what is no text's: see `_special_ids`
 BLOCK_TOKENS = 16384  # window tokens multiplied at once …
 BLOCK_COSINES = 2**26  # … and how many cosines that may give: 256 MB
 BLOCK_PAIRS = 1024  # pairs a cross-encoder scores before they are kept; batches of one length are formed among them
@@ -413,8 +414,18 @@ def token_vectors(embedder, texts, kind="document"):
 
 
 def _without_special(embedder, tokens):
-    kept = ~np.isin(tokens.ids, embedder.model.tokenizer.all_special_ids)
+    kept = ~np.isin(tokens.ids, _special_ids(embedder))
     return Tokens(*(part[kept] for part in tokens)) if kept.any() else tokens
+
+
+def _special_ids(embedder):
+    """The ids of the tokenizer's special tokens, kept beside the vectors: no model is loaded for them alone."""
+    known = _read_tokens(embedder, {SPECIAL})
+    if SPECIAL not in known:
+        ids = np.array(embedder.model.tokenizer.all_special_ids, np.int32)
+        known[SPECIAL] = Tokens(ids, np.zeros((len(ids), 1), np.int8), np.zeros(len(ids), np.float32))
+        _write_tokens(embedder, known)
+    return known[SPECIAL].ids
 
 
 def _encode_tokens(embedder, texts):
