@@ -4,8 +4,8 @@ Data flows one way, and a module imports only from those before it: ``paths`` ->
 ``corpus`` -> ``subtitles`` -> ``chunking`` -> ``index`` -> ``weights`` -> ``models`` -> ``rerankers`` ->
 ``retrieval`` -> ``cues`` -> ``generation`` -> ``endpoint`` -> ``llm`` -> ``prompts`` -> ``scores`` -> ``metrics`` ->
 ``queries`` -> ``timewords`` -> ``answering`` -> ``derived`` -> ``judges`` -> ``evaluation`` -> ``results`` ->
-``figures`` -> ``report`` -> ``inspector`` -> ``execution`` -> ``run``. Nothing heavy is imported until a function needs
-it.
+``figures`` -> ``report`` -> ``desk`` -> ``strips`` -> ``views`` -> ``inspector`` -> ``execution`` -> ``run``. Nothing
+heavy is imported until a function needs it.
 """
 
 __version__ = "0.1.0"
