@@ -5,6 +5,7 @@ change computes only what nobody has looked at yet. What a chat model wrote is r
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import zlib
@@ -112,7 +113,7 @@ def conversation(desk, conversation_id):
 
 def questions(desk, conversation_id):
     """The questions about a conversation, in the order of the file."""
-    return _once(
+    return once(
         desk,
         ("questions", conversation_id),
         lambda: [q for q in desk.corpus.questions if q.conversation_id == conversation_id],
@@ -138,7 +139,7 @@ def built(desk, conversation_id):
         made = index.build([one], lambda document: chunking.cut(document, s.size, s.overlap))
         return index.with_vectors(made, models.embed(desk.embedder, index.contents(made)))
 
-    return _once(desk, ("index", conversation_id), make)
+    return once(desk, ("index", conversation_id), make)
 
 
 def days(desk, conversation_id):
@@ -162,7 +163,7 @@ def find(desk, question, method, dates=None):
         steps = _steps(desk, [question], method, dates) if left.any() else ()
         return Found(question, method, dates, tuple(steps))
 
-    return _once(desk, ("found", question, method, dates), make)
+    return once(desk, ("found", question, method, dates), make)
 
 
 def kept(desk, found):
@@ -182,21 +183,28 @@ def handed(desk, found):
     """Indices of the turns that are handed over, a set."""
     if not found.steps:
         return set()
-    where = built(desk, found.question.conversation_id)
-    memories = answering.handed_over(where, kept(desk, found), budget=desk.settings.budget, dates=found.dates)
-    return {turn for _, turns in memories for turn in turns}
+
+    def make():
+        where = built(desk, found.question.conversation_id)
+        memories = answering.handed_over(where, kept(desk, found), budget=desk.settings.budget, dates=found.dates)
+        return {turn for _, turns in memories for turn in turns}
+
+    return once(desk, ("handed", *found[:3]), make)
 
 
 def evidence(desk, found):
     """Where the question's evidence went: the table of `evaluation.evidence_stages`, a row a turn, none without any."""
     if not found.question.evidence:
         return pd.DataFrame(columns=["query_id", "turn", "rank", "session_rank", "tokens", "pool_rank", "stage"])
-    shown = None
-    if found.dates:
-        part = built(desk, found.question.conversation_id)[found.question.conversation_id]
-        within = retrieval.turns_between(part, found.dates, found.question.question_id)
-        shown = {found.question.question_id: within}
-    return _evidence(desk, [found.question], found.steps, found.method, shown)
+    shown = {found.question.question_id: within(desk, found)} if found.dates else None
+    make = functools.partial(_evidence, desk, [found.question], found.steps, found.method, shown)
+    return once(desk, ("evidence", *found[:3]), make)
+
+
+def within(desk, found):
+    """Boolean array, one a turn: do the dates leave it?"""
+    part = built(desk, found.question.conversation_id)[found.question.conversation_id]
+    return retrieval.turns_between(part, found.dates, found.question.question_id)
 
 
 def stages(desk, conversation_id, method):
@@ -217,7 +225,7 @@ def stages(desk, conversation_id, method):
             return pd.Series({}, dtype=object)
         return evaluation.first_loss(_evidence(desk, chosen, _steps(desk, chosen, method, None), method))
 
-    return _once(desk, ("stages", conversation_id, method), make)
+    return once(desk, ("stages", conversation_id, method), make)
 
 
 def _evidence(desk, asked, steps, method, shown=None):
@@ -230,10 +238,12 @@ def _evidence(desk, asked, steps, method, shown=None):
         for ranking in (steps[0][1], steps[-1][1])
     )
     reranks = method.endswith("|rerank") or "+" in method
-    return evaluation.evidence_stages(before if reranks else after, after, s.pool if reranks else np.inf, s.top, s.budget)
+    pool = s.pool if reranks else np.inf
+    return evaluation.evidence_stages(before if reranks else after, after, pool, s.top, s.budget)
 
 
-def _once(desk, key, make):
+def once(desk, key, make):
+    """What is kept on the desk under `key`, made by `make()` the first time."""
     if key not in desk.known:
         desk.known[key] = make()
     return desk.known[key]
@@ -272,11 +282,11 @@ def _first(desk, asked, dates=None):
     """Dense and BM25 rankings; those of the data set's own questions are made for a whole conversation at once."""
     name = asked[0].conversation_id
     if asked[0].question_id == TYPED:
-        tables = _once(desk, ("first", asked[0]), lambda: _searched(desk, asked))
+        tables = once(desk, ("first", asked[0]), lambda: _searched(desk, asked))
     else:
-        tables = _once(desk, ("first", name), lambda: _searched(desk, questions(desk, name)))
+        tables = once(desk, ("first", name), lambda: _searched(desk, questions(desk, name)))
         if len(asked) == 1:
-            groups = _once(desk, ("groups", name), lambda: [dict(list(t.groupby("query_id"))) for t in tables])
+            groups = once(desk, ("groups", name), lambda: [dict(list(t.groupby("query_id"))) for t in tables])
             tables = [some[asked[0].question_id] for some in groups]
         else:
             chosen = {q.question_id for q in asked}
@@ -309,7 +319,7 @@ def _late(desk, asked):
     missing = {key: q.text for key, q in zip(keys, asked, strict=True) if key not in known}
     if missing:
         tokens = rerankers.token_vectors(desk.late, list(missing.values()), "query")
-        windows = _once(desk, ("tokens", asked[0].conversation_id), lambda: rerankers.token_vectors(desk.late, texts))
+        windows = once(desk, ("tokens", asked[0].conversation_id), lambda: rerankers.token_vectors(desk.late, texts))
         scores = rerankers.maxsim(tokens, windows)
         made = dict(zip(missing, scores, strict=True))
         _write_late(made)
@@ -348,11 +358,12 @@ def written(desk, name):
     def make():
         chat, found = llm.load_chat(desk.profile), {}
         for purpose in queries.NEEDS[name]:
-            for question_id, texts in _once(desk, ("written", purpose), lambda p=purpose: _cached(desk, chat, p)).items():
-                found.setdefault(question_id, {})[purpose] = texts
+            texts = once(desk, ("written", purpose), lambda p=purpose: _cached(desk, chat, p))
+            for question_id, some in texts.items():
+                found.setdefault(question_id, {})[purpose] = some
         return {question_id: some for question_id, some in found.items() if len(some) == len(queries.NEEDS[name])}
 
-    return _once(desk, ("method", name), make)
+    return once(desk, ("method", name), make)
 
 
 def _cached(desk, chat, purpose):
