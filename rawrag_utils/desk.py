@@ -30,6 +30,7 @@ from rawrag_utils import (
 )
 from rawrag_utils import corpus as corpora
 from rawrag_utils.corpus import Question
+from rawrag_utils.evaluation import EVIDENCE_STAGES  # noqa: F401 (what `stages` gives)
 from rawrag_utils.paths import BadInput
 
 PLAIN = ("dense", "bm25", "rrf", "dense+maxsim", "rrf+maxsim", "zsum")  # no chat model, nothing paid
@@ -164,6 +165,11 @@ def find(desk, question, method, dates=None):
         return Found(question, method, dates, tuple(steps))
 
     return once(desk, ("found", question, method, dates), make)
+
+
+def rankings(desk, asked, method):
+    """The ranking of `method` for several questions about one conversation, as one table."""
+    return _steps(desk, asked, method, None)[-1][1]
 
 
 def kept(desk, found):

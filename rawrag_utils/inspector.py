@@ -20,7 +20,8 @@ SECTIONS = {  # the views in their order: heading and what to look for
     "close_up": ("One window", "Dashed: an edge that cuts a turn. Hatched: what the reader gets beyond it."),
     "window": ("The same in words", ""),
     "lines": ("How the ranking moves", "Thick and with ▲: windows that hold evidence. Blue: kept."),
-    "compared": ("Two methods side by side", ""),
+    "moved": ("Two methods side by side", ""),
+    "compared": ("", ""),
     "context": ("What the reader gets", ""),
 }
 
@@ -83,7 +84,8 @@ def page(desk, conversation_id=None, question="", method=METHOD, other=NONE, dat
     made |= _windows(desk, found, _chosen(found, chosen))
     made["lines"] = views.moving_lines(desk, found)
     if other != NONE:
-        made["compared"] = views.side_by_side(desk, found, desks.find(desk, found.question, other, dates))
+        second = desks.find(desk, found.question, other, dates)
+        made |= {"moved": views.moved(desk, found, second), "compared": views.side_by_side(desk, found, second)}
     return made | {"context": views.context(desk, found)}
 
 
@@ -173,7 +175,7 @@ def _arranged(panel):
     top = [c[n] for n in ("conversation", "method", "other", "search", "category", "stage")]
     rows = [widgets.GridBox(top, layout=grid), c["question"], c["typed"], c["dates"], panel.message]
     rows += [s["card"], s["strip"], widgets.GridBox([c["window"], c["tokens"]], layout=grid)]
-    rows += [s[n] for n in ("close_up", "window", "lines", "compared", "context")]
+    rows += [s[n] for n in ("close_up", "window", "lines", "moved", "compared", "context")]
     return widgets.VBox(rows, layout=wide)
 
 
@@ -289,16 +291,17 @@ def _look_at_window(panel):
 
 def _compare(panel):
     found, other = panel.found, panel.choose["other"].value
-    panel.shown["compared"].value = ""
+    panel.shown["moved"].value = panel.shown["compared"].value = ""
     if found is not None and other != NONE:
         second = desks.find(panel.desk, found.question, other, found.dates)
+        _put(panel, "moved", views.moved(panel.desk, found, second))
         _put(panel, "compared", views.side_by_side(panel.desk, found, second))
 
 
 def _put(panel, name, view):
     heading, hint = SECTIONS[name]
-    note = f'<p class="rr-soft">{hint}</p>' if hint else ""
-    panel.shown[name].value = f'<div class="rr-view"><h3>{heading}</h3>{note}{view}</div>'
+    head = (f"<h3>{heading}</h3>" if heading else "") + (f'<p class="rr-soft">{hint}</p>' if hint else "")
+    panel.shown[name].value = f'<div class="rr-view">{head}{view}</div>'
 
 
 def _choose_question(panel):

@@ -268,12 +268,18 @@ def ranks(desk, found):
     return _view("ranking", _table(f"The windows that {found.method} keeps", heads, rows))
 
 
+def moved(desk, found, other):
+    """SVG: a line a window from its place under one method to that under another; HTML where there is none."""
+    if not (found.steps and other.steps):
+        return _view("two methods", _nothing(found))
+    return _moves(desk, found, *((f.method, f.ranking) for f in (found, other)))
+
+
 def side_by_side(desk, found, other):
-    """HTML: two methods for one question: how windows move, where the evidence went, and both contexts."""
+    """HTML: where two methods lose the evidence of one question, and what each hands over."""
     pair = found, other
     if not (found.steps and other.steps):
         return _view("two methods", _nothing(found))
-    moved = _moves(desk, found, *((f.method, f.ranking) for f in pair))
     fates = [[(r, _stage(desk, f, r)) for r in desks.evidence(desk, f).to_dict("records")] for f in pair]
     rows = [
         [f"turn {row['turn']:.0f}", *(f"{stage}, rank {_rank(r['rank'])}" for r, stage in both)]
@@ -283,7 +289,7 @@ def side_by_side(desk, found, other):
     names = [f.method for f in pair]
     evidence = _table("Where the evidence went", ("evidence", *names), rows) if rows else ""
     texts = "".join(f"<td>{_plain(desks.context(desk, f), f.method)}</td>" for f in pair)
-    return _view("two methods", moved + evidence + _halves("What the reader gets", names, texts))
+    return _view("two methods", evidence + _halves("What the reader gets", names, texts))
 
 
 def context(desk, found, copyable=False):
