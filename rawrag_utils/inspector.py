@@ -110,6 +110,7 @@ class Panel:
     desk: object
     choose: dict
     shown: dict
+    days: object  # the range of sessions in words
     message: object
     found: object = None
     busy: bool = False
@@ -121,7 +122,7 @@ def panel(desk, conversation_id=None, question="", method=METHOD, other=NONE, da
 
     conversation_id = conversation_id or desk.corpus.conversations[0].conversation_id
     choose, shown = _controls(desk, conversation_id, method, other), {n: widgets.HTML() for n in SECTIONS}
-    made = Panel(desk, choose, shown, widgets.HTML())
+    made = Panel(desk, choose, shown, widgets.HTML(), widgets.HTML())
     _fill_conversation(made, dates)
     there = [value for _, value in choose["question"].options]
     if question in there:
@@ -157,7 +158,7 @@ def _controls(desk, conversation_id, method, other):
         "stage": widgets.Dropdown(options=stages, description="Evidence lost", **options),
         "question": widgets.Dropdown(description="Question", **options),
         "typed": widgets.Text(description="Or type one", placeholder="your own question, then Enter", **enter),
-        "dates": widgets.SelectionRangeSlider(options=["no dates"], description="Sessions", **enter),
+        "dates": widgets.SelectionRangeSlider(options=["no dates"], description="Sessions", readout=False, **enter),
         "window": widgets.Dropdown(description="Window", **options),
         "tokens": widgets.Checkbox(description="Token boundaries", indent=True, **options),
     }
@@ -168,12 +169,13 @@ def _arranged(panel):
     import ipywidgets as widgets
 
     grid = widgets.Layout(
-        grid_template_columns="repeat(auto-fit, minmax(17em, 1fr))", grid_gap="2px 12px", width="100%"
+        grid_template_columns="repeat(auto-fit, minmax(21em, 1fr))", grid_gap="2px 12px", width="100%"
     )
     wide = widgets.Layout(width="100%", display="flex", flex_flow="column", align_items="stretch")
     c, s = panel.choose, panel.shown
     top = [c[n] for n in ("conversation", "method", "other", "search", "category", "stage")]
-    rows = [widgets.GridBox(top, layout=grid), c["question"], c["typed"], c["dates"], panel.message]
+    rows = [widgets.GridBox(top, layout=grid), c["question"], c["typed"]]
+    rows += [widgets.GridBox([c["dates"], panel.days], layout=grid), panel.message]
     rows += [s["card"], s["strip"], widgets.GridBox([c["window"], c["tokens"]], layout=grid)]
     rows += [s[n] for n in ("close_up", "window", "lines", "moved", "compared", "context")]
     return widgets.VBox(rows, layout=wide)
@@ -243,6 +245,8 @@ def _look(panel):
     """Show everything about what is chosen now."""
     c, desk = panel.choose, panel.desk
     asked = _asked(panel)
+    chosen = [str(day) for day in c["dates"].value]
+    panel.days.value = f'<span class="rr-days">{" to ".join(dict.fromkeys(chosen))}</span>'
     if asked is None:
         _clear(panel)
         return

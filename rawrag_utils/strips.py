@@ -22,21 +22,22 @@ EVIDENCE, READER, KEPT = "#D55E00", "#0072B2", "#CC79A7"
 RAMP = ((245, 234, 241), (204, 121, 167), (74, 20, 60))  # of scores, the lowest candidate to the highest
 GUTTER = 5.5  # percent on the left for the first token of a line
 LINE_TOKENS, LONG_LINE, LINES = 4096, 8192, 16  # tokens a line of a strip, of a long conversation's, lines at most
-SHOWN = 20  # ranks on each side of moving lines
+SHOWN, TOP = 20, 47  # ranks on each side of moving lines, pixels above the first
 TITLE = 90  # characters of a turn in its tooltip
 
+# Attributes say how things look where a host drops styles; the style only lets the theme's colours in.
+SOFT_TEXT = 'class="rr-soft" fill="#595959" font-size="10"'
+LINE = 'class="rr-line" stroke="#1a1a1a"'
+CUT, KEPT = f'{LINE} stroke-width="1.2" stroke-dasharray="3 2"', f'{LINE} stroke-width="1.6"'
+WINDOW, CHOSEN = 'stroke="#8a8a8a"', f'fill="none" stroke="{EVIDENCE}" stroke-width="2.5" stroke-dasharray="5 2"'
+TRIANGLE = f'<path fill="{EVIDENCE}" {LINE} stroke-width=".6" d="M0 0L5.5 9H-5.5Z"/>'
 STYLE = f"""<style>
 .rr-svg {{ background: {PAPER}; max-width: 100%; display: block; }}
-.rr-svg text {{ font: 11px system-ui, sans-serif; fill: {INK}; }}
-.rr-svg .rr-soft {{ fill: {SOFT}; font-size: 10px; }}
-.rr-svg .rr-on {{ font-size: 10px; font-weight: 600; text-anchor: middle; pointer-events: none; }}
-.rr-svg .rr-turn {{ stroke: {PAPER}; stroke-width: 1; }}
-.rr-svg .rr-window {{ stroke: #8a8a8a; stroke-width: 1; }}
-.rr-svg .rr-kept {{ stroke: {INK}; stroke-width: 1.6; }}
-.rr-svg .rr-chosen {{ fill: none; stroke: {EVIDENCE}; stroke-width: 2.5; stroke-dasharray: 5 2; }}
-.rr-svg .rr-cut {{ stroke: {INK}; stroke-width: 1.2; stroke-dasharray: 3 2; }}
-.rr-svg .rr-evidence {{ fill: {EVIDENCE}; stroke: {INK}; stroke-width: .6; }}
-.rr-svg .rr-reader {{ fill: {READER}; }}
+.rr-svg .rr-paper {{ fill: {PAPER}; }}
+.rr-svg .rr-turns {{ stroke: {PAPER}; }}
+.rr-svg .rr-line {{ stroke: {INK}; }}
+.rr-svg text:not(.rr-on) {{ fill: {INK}; }}
+.rr-svg text.rr-soft {{ fill: {SOFT}; }}
 </style>"""
 
 
@@ -90,7 +91,7 @@ def overview(part, conversation, speakers, marks):
     pieces = [_line(part, conversation, speakers, marks, *span, top=76 * row) for row, span in enumerate(spans)]
     height = 76 * lines
     said = f"{len(conversation.turns)} turns and {len(part['chunks'])} windows of the conversation"
-    return _svg(pieces + [_legend(speakers, marks, height + 12)], height + 70, f"{said}{_said(marks)}")
+    return _svg(pieces + [_legend(speakers, marks, height + 8)], height + 102, f"{said}{_said(marks)}")
 
 
 def detail(part, conversation, speakers, marks, around=1):
@@ -125,10 +126,11 @@ def _said(marks):
 
 def _svg(pieces, height, label):
     # A width in pixels, since a picture without one is shown 300 pixels wide where SVG is an image.
+    look = 'style="width:100%" font-family="system-ui, sans-serif" font-size="11" fill="#1a1a1a"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="rr-svg" role="img" width="1000" height="{height}" '
-        f'style="width:100%" aria-label="{clean(label)}"><title>{clean(label)}</title>{STYLE}{HATCH}'
-        f'<rect width="100%" height="100%" style="fill:{PAPER}"/>{"".join(pieces)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="rr-svg" role="img" aria-label="{clean(label)}" width="1000" '
+        f'height="{height}" {look}><title>{clean(label)}</title>{STYLE}{HATCH}'
+        f'<rect class="rr-paper" width="100%" height="100%" fill="#ffffff"/>{"".join(pieces)}</svg>'
     )
 
 
@@ -153,19 +155,18 @@ def _line(part, conversation, speakers, marks, start, end, top, tall=False):
         width = max(x(b) - x(a), 0.06)
         return f'<rect x="{x(a):.2f}%" width="{width:.2f}%" y="{y}" height="{height}" {attributes}{inner}'
 
-    out, cuts = _sessions(conversation, spans, start, end, x), []
+    out, turns, cuts = _sessions(conversation, spans, start, end, x), [], []
     shown = [i for i, (a, b) in enumerate(spans) if a < end and b > start]
     for i in shown:
-        colours = f'class="rr-turn" fill="{SPEAKERS[speakers[i]]}"'
-        out.append(rect(*spans[i], y_turns, turn_box, colours, _turn(conversation, i)))
+        fill = f'fill="{SPEAKERS[speakers[i]]}"'
+        turns.append(rect(*spans[i], y_turns, turn_box, fill, _turn(conversation, i)))
         if tall and x(spans[i][1]) - x(spans[i][0]) > 1.2 * len(str(i)):
             out.append(_on(x(sum(spans[i]) / 2), y_turns + 15, str(i), "#000"))
         if i in marks.handed:
-            out.append(rect(*spans[i], y_turns + turn_box + 1, 3, 'class="rr-reader"'))
+            out.append(rect(*spans[i], y_turns + turn_box + 1, 3, f'fill="{READER}"'))
         if i in marks.evidence:
             place, y = x(sum(spans[i]) / 2), y_turns + turn_box + 6
-            triangle = '<path class="rr-evidence" d="M0 0L5.5 9H-5.5Z"/>'
-            out.append(f'<svg x="{place:.2f}%" y="{y}" overflow="visible">{triangle}</svg>')
+            out.append(f'<svg x="{place:.2f}%" y="{y}" overflow="visible">{TRIANGLE}</svg>')
     low, spread = _range(marks.candidates)
     for chunk in part["chunks"]:
         if chunk["start_token"] < end and chunk["end_token"] > start:
@@ -175,11 +176,11 @@ def _line(part, conversation, speakers, marks, start, end, top, tall=False):
     bottom = y_turns + (turn_box if tall else 5)
     for edge, y in cuts:
         y = y if tall else y_turns
-        out.append(f'<line class="rr-cut" x1="{x(edge):.2f}%" x2="{x(edge):.2f}%" y1="{y}" y2="{bottom}"/>')
-    gutter = f'<text class="rr-soft" x="0" y="{top + y_turns + 10}">{start:,}</text>'
+        out.append(f'<line {CUT} x1="{x(edge):.2f}%" x2="{x(edge):.2f}%" y1="{y}" y2="{bottom}"/>')
+    gutter = f'<text {SOFT_TEXT} x="0" y="{top + y_turns + 10}">{_tokens(start)}</text>'
     return (
         f'{gutter}<svg x="{GUTTER}%" width="{100 - GUTTER - 0.5}%" y="{top}" height="{y_turns + turn_box + 18}" '
-        f'overflow="visible">{"".join(out)}</svg>'
+        f'overflow="visible"><g class="rr-turns" stroke="#ffffff">{"".join(turns)}</g>{"".join(out)}</svg>'
     )
 
 
@@ -197,9 +198,9 @@ def _window(part, marks, chunk, x, rect, y, box, scale, tall):
         for a, b in ((spans[chunk["start_turn"]][0], start), (end, spans[chunk["end_turn"]][1])):
             if b > a:
                 out.append(rect(a, b, y, box, f'fill="url(#rr-hatch)" stroke="{READER}"', "restored by expansion"))
-    out.append(rect(start, end, y, box, f'class="rr-window{" rr-kept" if kept else ""}" fill="{fill}"', title))
+    out.append(rect(start, end, y, box, f'{KEPT if kept else WINDOW} fill="{fill}"', title))
     if index == marks.chosen:
-        out.append(rect(start, end, y - 2, box + 4, 'class="rr-chosen"'))
+        out.append(rect(start, end, y - 2, box + 4, CHOSEN))
     width = x(end) - x(start)
     if tall and width > 14:
         label = f"window {index}" + (f" · rank {rank}" if rank else "")
@@ -207,6 +208,15 @@ def _window(part, marks, chunk, x, rect, y, box, scale, tall):
     elif rank and kept and width > 1.2 * len(str(rank)):
         out.append(_on((x(start) + x(end)) / 2, y + box - 2, str(rank), ink))
     return out
+
+
+def _tokens(count):
+    """A count in few characters.
+
+    >>> _tokens(952), _tokens(24_864)
+    ('952', '24.9k')
+    """
+    return str(count) if count < 1000 else f"{count / 1000:.1f}k"
 
 
 def _cut_edges(chunk, spans):
@@ -224,10 +234,10 @@ def _sessions(conversation, spans, start, end, x):
     for i, turn in enumerate(conversation.turns):
         if turn.session != before and start <= spans[i][0] < end:
             place = x(spans[i][0])
-            out.append(f'<line x1="{place:.2f}%" x2="{place:.2f}%" y1="2" y2="14" style="stroke:{SOFT}"/>')
+            out.append(f'<line x1="{place:.2f}%" x2="{place:.2f}%" y1="2" y2="14" {LINE}/>')
             label = turn.session_date or f"session {turn.session}"
             if place >= free and place < 90:
-                out.append(f'<text class="rr-soft" x="{place:.2f}%" dx="3" y="11">{clean(label, 16)}</text>')
+                out.append(f'<text {SOFT_TEXT} x="{place:.2f}%" dx="3" y="11">{clean(label, 16)}</text>')
                 free = place + 11
         before = turn.session
     return out
@@ -245,7 +255,8 @@ def _turn(conversation, i):
 
 
 def _on(place, y, text, ink):
-    return f'<text class="rr-on" x="{place:.2f}%" y="{y}" style="fill:{ink}">{text}</text>'
+    look = f'class="rr-on" fill="{ink}" font-size="10" font-weight="600" text-anchor="middle" pointer-events="none"'
+    return f'<text {look} x="{place:.2f}%" y="{y}">{text}</text>'
 
 
 def _legend(speakers, marks, top):
@@ -253,18 +264,17 @@ def _legend(speakers, marks, top):
     swatch = '<rect y="2" width="14" height="10" {}/>'.format
     items = [(swatch(f'fill="{SPEAKERS[s]}"'), names[s]) for s in SPEAKERS if s in set(speakers)]
     if marks.candidates:
-        items.append((swatch(f'class="rr-window" fill="{colour(0.15)[0]}"'), "candidate window …"))
-        items.append((swatch(f'class="rr-window" fill="{colour(0.85)[0]}"'), "… the darker, the higher its score"))
-        items.append((swatch('class="rr-window rr-kept" fill="#fff"'), "kept, with its rank"))
-    items.append(('<line class="rr-cut" x1="7" x2="7" y1="0" y2="13"/>', "window edge that cuts a turn"))
+        low, high = (swatch(f'{WINDOW} fill="{colour(share)[0]}"') for share in (0.15, 0.85))
+        items += [(low, "candidate window …"), (high, "… the darker, the higher its score")]
+        items.append((swatch(f'{KEPT} fill="#ffffff"'), "kept, with its rank"))
+    items.append((f'<line {CUT} x1="7" x2="7" y1="0" y2="13"/>', "window edge that cuts a turn"))
     if marks.handed:
-        items.append(('<rect class="rr-reader" y="6" width="14" height="3"/>', "turn the reader gets"))
+        items.append((f'<rect fill="{READER}" y="6" width="14" height="3"/>', "turn the reader gets"))
     if marks.evidence:
-        items.append(('<path class="rr-evidence" d="M7 2L12.5 11H1.5Z"/>', "evidence turn"))
+        items.append((f'<svg x="7" y="3" overflow="visible">{TRIANGLE}</svg>', "evidence turn"))
     out = []
     for place, (mark, text) in enumerate(items):
-        column, row = place % 3, place // 3
-        at = f'x="{33 * column + 1}%" y="{top + 18 * row}"'
+        at = f'x="{(GUTTER, 50)[place % 2]}%" y="{top + 18 * (place // 2)}"'
         out.append(f'<svg {at} overflow="visible">{mark}<text x="20" y="11">{text}</text></svg>')
     return "".join(out)
 
@@ -272,7 +282,7 @@ def _legend(speakers, marks, top):
 # -------------------------------------------------------------------------------------------------------- moving lines
 
 
-def moves(before, after, names, evidence=frozenset(), kept=15, pool=None, where=None):
+def moves(before, after, names, evidence=frozenset(), kept=15, where=None):
     """Two rankings of windows as columns, a line from each window's place in one to its place in the other: SVG text.
 
     `before` and `after` are dicts of chunk index to (rank, score), `names` their names, `evidence` the windows that
@@ -280,14 +290,15 @@ def moves(before, after, names, evidence=frozenset(), kept=15, pool=None, where=
     """
     shown = [w for w in {**after, **before} if _seen(before, w) or _seen(after, w) or w in evidence]
     rows = min(SHOWN, max([rank for rank, _ in (*before.values(), *after.values())], default=1))
-    height = 44 + 19 * (rows + 1)
+    height = TOP + 16 + 19 * rows
     out = []
     for place, name in ((1, names[0]), (63, names[1])):
-        out.append(f'<text x="{place}%" y="14" style="font-weight:600">{clean(name, 40)}</text>')
+        out.append(f'<text x="{place}%" y="14" font-weight="600">{clean(name, 40)}</text>')
+        note = f"window (turns); the first {kept} are kept" if place > 1 else "window (turns)"
+        out.append(f'<text {SOFT_TEXT} x="{place}%" y="28">{note}</text>')
     if kept < rows:
-        y = 23.5 + 19 * kept
-        out.append(f'<line class="rr-cut" x1="62%" x2="100%" y1="{y}" y2="{y}"/>')
-    out.append(f'<text class="rr-soft" x="99.5%" y="14" text-anchor="end">the first {kept} are kept</text>')
+        y = TOP - 9.5 + 19 * kept
+        out.append(f'<line {CUT} x1="62%" x2="100%" y1="{y}" y2="{y}"/>')
     for window in sorted(shown, key=lambda w: (w in evidence, -_rank(after, w))):  # the best and the evidence on top
         out.append(_move(window, before, after, window in evidence, rows, kept))
     for side, ranking in ((0, before), (1, after)):
@@ -295,9 +306,7 @@ def moves(before, after, names, evidence=frozenset(), kept=15, pool=None, where=
             out.append(_place(window, ranking, side, window in evidence, where))
         if below := [w for w in sorted(evidence) if not _seen(ranking, w)]:
             text = ", ".join(f"{w} ({_told(ranking, w)})" for w in below[:4]) + (", …" if len(below) > 4 else "")
-            out.append(
-                f'<text x="{(1, 63)[side]}%" y="{37 + 19 * rows}" style="font-weight:700">▲ window {text}</text>'
-            )
+            out.append(f'<text x="{(1, 63)[side]}%" y="{TOP + 4 + 19 * rows}" font-weight="700">▲ {text}</text>')
     said = [f"{names[0]} to {names[1]}"] + [
         f"window {w} with evidence goes from {_told(before, w)} to {_told(after, w)}" for w in sorted(evidence)
     ]
@@ -317,30 +326,30 @@ def _told(ranking, window):
 
 
 def _y(ranking, window, rows):
-    return 33 + 19 * (min(_rank(ranking, window), rows + 1) - 1)
+    return TOP + 19 * (min(_rank(ranking, window), rows + 1) - 1)
 
 
 def _move(window, before, after, evidence, rows, kept):
     left, right = _y(before, window, rows), _y(after, window, rows)
     if evidence:
-        style = f"stroke:{EVIDENCE};stroke-width:3"
+        look = f'stroke="{EVIDENCE}" stroke-width="3"'
     elif _rank(after, window) <= kept:
-        style = f"stroke:{READER};stroke-width:1.5"
+        look = f'stroke="{READER}" stroke-width="1.5"'
     else:
-        style = f"stroke:{SOFT};stroke-width:1;stroke-dasharray:3 3"
+        look = f'{LINE} stroke-width=".7" stroke-dasharray="3 3"'
     title = f"window {window}: {_told(before, window)}, then {_told(after, window)}"
-    return f'<line x1="38%" x2="62%" y1="{left}" y2="{right}" style="{style}"><title>{title}</title></line>'
+    return f'<line x1="38%" x2="62%" y1="{left}" y2="{right}" {look}><title>{title}</title></line>'
 
 
 def _place(window, ranking, side, evidence, where):
     rank, score = ranking[window]
-    y = 33 + 19 * (rank - 1)
-    turns = f" · {clean(where(window), 40)}" if where else ""
+    y = TOP + 19 * (rank - 1)
+    turns = f" ({clean(where(window), 40)})" if where else ""
     mark = "▲ " if evidence else ""
-    weight = ' style="font-weight:700"' if evidence else ""
-    label = f"{mark}window {window}{turns}"
+    weight = ' font-weight="700"' if evidence else ""
+    label = f"{mark}{window}{turns}"
     x, numbers = (("1%", "37%"), ("63%", "99.5%"))[side]
     return (
-        f'<text x="{x}" y="{y + 4}"{weight}><tspan>{rank}.</tspan> {label}</text>'
-        f'<text class="rr-soft" x="{numbers}" y="{y + 4}" text-anchor="end">{score:.4f}</text>'
+        f'<text x="{x}" y="{y + 4}"{weight}>{rank}. {label}</text>'
+        f'<text {SOFT_TEXT} x="{numbers}" y="{y + 4}" text-anchor="end">{score:.4f}</text>'
     )

@@ -16,6 +16,7 @@ from rawrag_utils.strips import clean
 UNDATED = re.compile(r"\A\[(?:undated|[0-9:]+~[0-9:]+)\] ")  # segments of subtitles have their times there
 # Okabe-Ito: told apart by colour-blind readers, and in grey by their lightness.
 SPEAKER_COLOURS = strips.SPEAKERS
+LEFT = 'align="left" valign="top"'  # of cells, where a host drops styles
 WINDOW_COLOURS = ("#BBBBBB", "#DDDDDD")
 EXPANSION_COLOUR = "#0072B2"
 EVIDENCE_COLOUR = "#D55E00"
@@ -162,7 +163,7 @@ def window_and_turns(part, chunk_index, tokens=False, evidence=()):
         f"<bdi>{clean(chunk['chunk_id'])}</bdi>: tokens {chunk['start_token']} to {chunk['end_token']} (end "
         f"exclusive), {touched}; <mark>marked</mark>: restored by expansion"
     )
-    cells = "".join(f'<td dir="auto" class="rr-text">{cell}</td>' for cell in (seen, "".join(rows)))
+    cells = "".join(f'<td dir="auto" class="rr-text" {LEFT}>{cell}</td>' for cell in (seen, "".join(rows)))
     return _view(f"window {chunk_index}", _halves(caption, ("the retriever sees", "the reader gets"), cells))
 
 
@@ -288,7 +289,7 @@ def side_by_side(desk, found, other):
     ]
     names = [f.method for f in pair]
     evidence = _table("Where the evidence went", ("evidence", *names), rows) if rows else ""
-    texts = "".join(f"<td>{_plain(desks.context(desk, f), f.method)}</td>" for f in pair)
+    texts = "".join(f"<td {LEFT}>{_plain(desks.context(desk, f), f.method)}</td>" for f in pair)
     return _view("two methods", evidence + _halves("What the reader gets", names, texts))
 
 
@@ -330,9 +331,9 @@ def _view(label, body):
 
 def _table(caption, heads, rows):
     """A table of plain values, the first of a row its head; a `_Html` is markup already."""
-    top = "".join(f'<th scope="col">{clean(head)}</th>' for head in heads)
+    top = "".join(f'<th scope="col" align="left">{clean(head)}</th>' for head in heads)
     body = "".join(
-        f'<tr><th scope="row">{_cell(first)}</th>{"".join(f"<td>{_cell(c)}</td>" for c in rest)}</tr>'
+        f'<tr><th scope="row" {LEFT}>{_cell(first)}</th>{"".join(f"<td {LEFT}>{_cell(c)}</td>" for c in rest)}</tr>'
         for first, *rest in rows
     )
     return f"<table><caption>{clean(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
@@ -348,7 +349,7 @@ def _cell(value):
 
 def _halves(caption, heads, cells):
     """A table of two columns and one row; `caption` and `cells` are markup."""
-    top = "".join(f'<th scope="col">{clean(head)}</th>' for head in heads)
+    top = "".join(f'<th scope="col" align="left" width="50%">{clean(head)}</th>' for head in heads)
     return (
         f'<table class="rr-halves"><caption>{caption}</caption><thead><tr>{top}</tr></thead>'
         f"<tbody><tr>{cells}</tr></tbody></table>"
@@ -393,7 +394,9 @@ def _moves(desk, found, before, after):
     holding = frozenset(c["chunk_index"] for c in part["chunks"] if _holds(c, proof))
     old, new = places(before[1]), places(after[1])
     top = desk.settings.top
-    return strips.moves(old, new, (before[0], after[0]), holding, top, where=lambda index: turns_of(part, index))
+    return strips.moves(
+        old, new, (before[0], after[0]), holding, top, where=lambda i: turns_of(part, i).removeprefix("turns ")
+    )
 
 
 def _holds(chunk, turns):
