@@ -115,31 +115,34 @@ def _legend(ax, roles, evidence):
 # ----------------------------------------------------------------------------------------------------- window in words
 
 
+# The doubled class outdoes JupyterLab's own rules for tables and texts in an output.
 STYLE = """<style>
 .rr-view { background: var(--jp-layout-color0, #fff); color: var(--jp-content-font-color1, #1a1a1a);
   font: 13px/1.45 system-ui, sans-serif; max-width: 78rem; }
-.rr-view table { width: 100%; border-collapse: collapse; margin: .2rem 0 .6rem; font-size: 13px; }
-.rr-view table.rr-halves { table-layout: fixed; }
-.rr-view caption { text-align: start; caption-side: top; padding: .2rem 0; font-weight: 600;
+.rr-view.rr-view table { width: 100%; table-layout: auto; border-collapse: collapse; margin: .2rem 0 .8rem;
+  font-size: 13px; }
+.rr-view.rr-view table.rr-halves { table-layout: fixed; }
+.rr-view.rr-view caption { text-align: start; caption-side: top; padding: .2rem 0; font-weight: 600;
   color: var(--jp-content-font-color1, #1a1a1a); }
-.rr-view th, .rr-view td { text-align: start; vertical-align: top; padding: .3rem .6rem .3rem 0; white-space: normal;
-  border-bottom: 1px solid var(--jp-border-color2, #d5d5d5); max-width: none; }
-.rr-view thead th { color: var(--jp-content-font-color2, #595959); font-weight: 600; }
-.rr-view td.rr-text { white-space: pre-wrap; overflow-wrap: anywhere; }
-.rr-view td.rr-number { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.rr-view.rr-view tr { background: none; }
+.rr-view.rr-view :is(th, td) { text-align: start; vertical-align: top; padding: .25rem .8rem .25rem 0;
+  white-space: normal; max-width: none; font-variant-numeric: tabular-nums;
+  border: 0; border-bottom: 1px solid var(--jp-border-color2, #d5d5d5); }
+.rr-view.rr-view thead th { color: var(--jp-content-font-color2, #595959); font-weight: 600; }
+.rr-view.rr-view td.rr-text { white-space: pre-wrap; overflow-wrap: anywhere; }
 .rr-view p { margin: 0 0 .4rem; }
+.rr-view h3 { font-size: 15px; margin: 1rem 0 .3rem; }
 .rr-view .rr-question { font-size: 17px; font-weight: 600; line-height: 1.3; }
 .rr-view .rr-soft { color: var(--jp-content-font-color2, #595959); }
 .rr-view mark { background: #FBE3A6; color: #1a1a1a; border-bottom: 2px dashed #0072B2; }
 .rr-view .rr-proof { border-inline-start: 4px solid #D55E00; padding-inline-start: .5rem; }
 .rr-view .rr-token { border-inline-start: 1px solid #0072B2; }
 .rr-view .rr-token:nth-of-type(even) { background: rgba(86, 180, 233, .22); }
-.rr-view pre, .rr-view textarea { width: 100%; box-sizing: border-box; margin: 0; padding: .6rem; overflow: auto;
-  font: 12px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 26rem;
-  color: var(--jp-content-font-color1, #1a1a1a); background: var(--jp-layout-color1, #fafafa);
-  border: 1px solid var(--jp-border-color1, #bbb); }
+.rr-view.rr-view :is(pre, textarea) { width: 100%; box-sizing: border-box; margin: 0; padding: .6rem; overflow: auto;
+  font: 12px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; word-break: normal;
+  max-height: 26rem; text-align: start; color: var(--jp-content-font-color1, #1a1a1a);
+  background: var(--jp-layout-color1, #fafafa); border: 1px solid var(--jp-border-color1, #bbb); }
 .rr-view textarea { height: 18rem; resize: vertical; }
-.rr-view svg { margin-top: .2rem; }
 </style>"""
 
 
