@@ -274,7 +274,7 @@ def _steps(desk, asked, method, dates):
     if method == "rrf":
         return [("dense", dense), ("rrf", rrf)]
     if method == "zsum":
-        late = rrf[["query_id", "doc_id"]].merge(_late(desk, asked), on=["query_id", "doc_id"])
+        late = _late(desk, asked).merge(rrf[["query_id", "doc_id"]])  # in its own order, in which it is summed
         return [("dense", dense), ("zsum", retrieval.zsum([dense, bm25, late]))]
     name = method.partition("+")[0]
     first = dense if name == "dense" else rrf

@@ -102,7 +102,7 @@ def detail(part, conversation, speakers, marks, around=1):
     touched = [t for c in near for t in range(c["start_turn"], c["end_turn"] + 1)]
     start = min([c["start_token"] for c in near] + [spans[t][0] for t in touched])
     end = max([c["end_token"] for c in near] + [spans[t][1] for t in touched])
-    piece = _line(part, conversation, speakers, marks, start, end, top=0, tall=True)
+    piece = _line({**part, "chunks": near}, conversation, speakers, marks, start, end, top=0, tall=True)
     return _svg([piece], 112, f"window {marks.chosen} of {len(chunks)} between its neighbours{_said(marks)}")
 
 
