@@ -76,7 +76,7 @@ def page(desk, conversation_id=None, question="", method=METHOD, other=NONE, dat
     """
     conversation_id = conversation_id or desk.corpus.conversations[0].conversation_id
     if not (question or desks.questions(desk, conversation_id)):
-        return {"card": f"<p>{conversation_id} has no questions: give one as a text.</p>"}
+        return {"card": f"<p>{views.clean(conversation_id)} has no questions: give one as a text.</p>"}
     found = desks.find(desk, first_question(desk, conversation_id, question), method, dates)
     made = {"card": views.card(desk, found), "strip": views.strip(desk, found, _chosen(found, chosen))}
     if not found.steps:
@@ -228,8 +228,8 @@ def _filter(panel):
         left = [q for q in left if stages.get(q.question_id) == c["stage"].value]
     before = c["question"].value
     c["question"].options = [(f"{_line(q.text)} ({q.question_id})", q.question_id) for q in left]
-    if before in [q.question_id for q in left]:
-        c["question"].value = before
+    names = [q.question_id for q in left]
+    c["question"].value = before if before in names else next(iter(names), None)
     _say(panel, f"{len(left)} of {len(every)} questions" if len(left) < len(every) else "")
 
 
