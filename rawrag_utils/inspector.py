@@ -246,7 +246,7 @@ def _look(panel):
     c, desk = panel.choose, panel.desk
     asked = _asked(panel)
     chosen = [str(day) for day in c["dates"].value]
-    panel.days.value = f'<span class="rr-days">{" to ".join(dict.fromkeys(chosen))}</span>'
+    panel.days.value = f'<span class="rr-days" role="status">{" to ".join(dict.fromkeys(chosen))}</span>'
     if asked is None:
         _clear(panel)
         return
@@ -313,6 +313,12 @@ def _choose_question(panel):
     _look(panel)
 
 
+def _type(panel):
+    _say(panel, "Searching; the first typed question takes some seconds, in which the encoder is loaded.")
+    _look(panel)
+    _say(panel, "")
+
+
 def _choose_conversation(panel):
     panel.choose["search"].value, panel.choose["typed"].value = "", ""
     _fill_conversation(panel)
@@ -340,7 +346,7 @@ _FOLLOW = {
     "category": _choose_filter,
     "stage": _choose_filter,
     "question": _choose_question,
-    "typed": _look,
+    "typed": _type,
     "dates": _look,
     "window": _look_at_window,
     "tokens": _look_at_window,

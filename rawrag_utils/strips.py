@@ -336,7 +336,7 @@ def _move(window, before, after, evidence, rows, kept):
     elif _rank(after, window) <= kept:
         look = f'stroke="{READER}" stroke-width="1.5"'
     else:
-        look = f'{LINE} stroke-width=".7" stroke-dasharray="3 3"'
+        look = 'stroke="#8a8a8a" stroke-dasharray="3 3"'
     title = f"window {window}: {_told(before, window)}, then {_told(after, window)}"
     return f'<line x1="38%" x2="62%" y1="{left}" y2="{right}" {look}><title>{title}</title></line>'
 
