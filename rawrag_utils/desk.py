@@ -243,9 +243,8 @@ def _evidence(desk, asked, steps, method, shown=None):
         metrics.evidence_hits(desk.corpus, where, ranking, questions=asked, shown=shown)
         for ranking in (steps[0][1], steps[-1][1])
     )
-    reranks = method.endswith("|rerank") or "+" in method
-    pool = s.pool if reranks else np.inf
-    return evaluation.evidence_stages(before if reranks else after, after, pool, s.top, s.budget)
+    pool = s.pool if method.endswith("|rerank") or "+" in method else np.inf  # who reranks nothing has no pool
+    return evaluation.evidence_stages(before, after, pool, s.top, s.budget)
 
 
 def once(desk, key, make):

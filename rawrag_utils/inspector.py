@@ -4,7 +4,9 @@ Without anybody to click, in a headless run, the same views come as they are.
 """
 
 import dataclasses
+import html
 import os
+import re
 
 from rawrag_utils import desk as desks
 from rawrag_utils import evaluation, views
@@ -53,7 +55,11 @@ def show(view, heading=""):
 
     if heading:
         display(HTML(f"<h3>{heading}</h3>"))
-    display({"image/svg+xml": view}, raw=True) if view.startswith("<svg") else display(HTML(view))
+    if not view.startswith("<svg"):
+        display(HTML(view))
+        return
+    said = html.unescape(re.search('aria-label="([^"]*)"', view)[1])  # where no picture can be shown
+    display({"image/svg+xml": view, "text/plain": said}, raw=True)
 
 
 def first_question(desk, conversation_id, question=""):

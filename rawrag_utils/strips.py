@@ -52,19 +52,20 @@ class Marks(NamedTuple):
 
 
 def clean(text, length=None):
-    """Text that may stand in SVG and HTML: escaped, without characters that XML forbids, cut to `length`.
+    """Text that may stand in SVG and HTML: escaped, and without the characters that XML forbids.
 
-    Marks that turn the reading direction stay within: embeddings and isolates are closed by what is put behind them.
+    An excerpt of at most `length` characters also ends what marks of the reading direction have begun in it.
 
     >>> clean("<b>\\x00 & \\"so\\"")
-    '&lt;b&gt;\\ufffd &amp; &quot;so&quot;'
+    '&lt;b&gt;\ufffd &amp; &quot;so&quot;'
     """
-    if length is not None and len(text) > length:
-        text = text[: length - 1] + "…"
     text = re.sub(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
-    opened = sum(c in "\u202a\u202b\u202d\u202e" for c in text) - text.count("\u202c")
+    if length is None:
+        return html.escape(text)
+    text = text if len(text) <= length else text[: length - 1] + "…"
+    embedded = sum(c in "\u202a\u202b\u202d\u202e" for c in text) - text.count("\u202c")
     isolated = sum(c in "\u2066\u2067\u2068" for c in text) - text.count("\u2069")
-    return html.escape(text) + "\u202c" * max(0, opened) + "\u2069" * max(0, isolated)
+    return html.escape(text) + "\u2069" * max(0, isolated) + "\u202c" * max(0, embedded)
 
 
 def colour(share):

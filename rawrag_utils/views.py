@@ -4,6 +4,7 @@
 question. All text is escaped, each piece takes its own reading direction, and nothing in a page runs.
 """
 
+import html
 import re
 
 import numpy as np
@@ -305,7 +306,7 @@ def context(desk, found, copyable=False):
     spent = sum(spans[t][1] - spans[t][0] + 1 for t in turns)
     head = f"<p>{len(turns)} turns, {spent:,} of {desk.settings.budget:,} tokens.</p>"
     # Not read-only: JupyterLab would take its keys for commands.
-    field = f'<textarea aria-label="context text" spellcheck="false" dir="auto">{clean(text)}</textarea>'
+    field = f'<textarea aria-label="context text" spellcheck="false" dir="auto">{html.escape(text)}</textarea>'
     return _view("context", head + (field if copyable else _plain(text, "context text")))
 
 
@@ -360,7 +361,7 @@ def _halves(caption, heads, cells):
 
 
 def _plain(text, label):
-    return f'<pre tabindex="0" dir="auto" aria-label="{clean(label)}">{clean(text)}</pre>'
+    return f'<pre tabindex="0" dir="auto" aria-label="{clean(label)}">{html.escape(text)}</pre>'
 
 
 def _between(found):
