@@ -4,6 +4,7 @@
 question. All text is escaped, each piece takes its own reading direction, and nothing in a page runs.
 """
 
+import codecs
 import html
 import re
 
@@ -186,17 +187,10 @@ def _marked(line, span, chunk):
 
 def _with_boundaries(part, chunk):
     """The window's text with an element for each token; tokens that share a character share an element."""
-    out, waiting = [], b""
-    for token in _window_tokens(part, chunk):
-        waiting += chunking.encoding().decode_single_token_bytes(token)
-        try:
-            text = waiting.decode("utf-8")
-        except UnicodeDecodeError:
-            continue  # half a character, or one whose beginning the window's edge cuts
-        out.append(f'<span class="rr-token">{clean(text)}</span>')
-        waiting = b""
-    rest = waiting.decode("utf-8", "ignore")
-    return "".join(out) + (f'<span class="rr-token">{clean(rest)}</span>' if rest else "")
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")  # of a character that an edge cuts nothing is seen
+    tokens = map(chunking.encoding().decode_single_token_bytes, _window_tokens(part, chunk))
+    texts = filter(None, map(decoder.decode, tokens))
+    return "".join(f'<span class="rr-token">{clean(text)}</span>' for text in texts)
 
 
 def _window_tokens(part, chunk):

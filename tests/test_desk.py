@@ -93,7 +93,7 @@ def test_evidence_is_handed_over_exactly_where_its_stage_says_so(desk):
     for budget, top, pool in ((120, 3, 6), (40, 3, 6), (400, 2, 4), (400, 9, 9)):
         some = dataclasses.replace(desk, settings=desk.settings._replace(budget=budget, top=top, pool=pool), known={})
         for question in asked(some):
-            for method in desks.PLAIN:
+            for method in ("dense", "rrf+maxsim"):
                 for dates in (None, DATES):
                     found = desks.find(some, question, method, dates)
                     table = desks.evidence(some, found)
