@@ -133,6 +133,19 @@ def complete(chat, request):
     return _assembled(chat, units, known)
 
 
+def known(chat, request):
+    """The answers to a `Request` that are in the cache, None for a prompt whose answers are not; asks nothing.
+
+    A local model's answers are kept by batch: they are found for the whole request that was once made, not for one
+    prompt of it.
+    """
+    units = _units(chat, request)
+    kept = _read(chat, units)
+    found = [unit for unit in units if unit.key in kept]
+    answers = _assembled(chat, found, kept) if found else [[]] * len(request.prompts)
+    return [row if len(row) == request.samples else None for row in answers]
+
+
 def estimate(chat, requests):
     """What `requests`, a dict of name to `Request`, would take: a DataFrame, a row a name and `in all`; spends nothing.
 

@@ -27,6 +27,7 @@ from rawrag_utils.paths import BadInput
 
 TOKENS = "CREATE TABLE IF NOT EXISTS tokens (key BLOB PRIMARY KEY, ids BLOB, codes BLOB, scales BLOB, crc INT)"
 SCORES = "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL, pieces INT, crc INT)"
+SPECIAL = b"special tokens"  # the key of what is no text's: see `_own_ids`
 BLOCK_TOKENS = 16384  # window tokens multiplied at once …
 BLOCK_COSINES = 2**26  # … and how many cosines that may give: 256 MB
 BLOCK_PAIRS = 1024  # pairs a cross-encoder scores before they are kept; batches of one length are formed among them
@@ -435,9 +436,10 @@ def token_vectors(embedder, texts, kind="document"):
     tokens = [known[key] for key in keys]
     if kind == "document" and not prompt:
         return tokens
-    special = embedder.model.tokenizer.all_special_ids
-    before = embedder.model.tokenizer(prompt)["input_ids"] if prompt else []
-    return [_without(t, np.array(before, np.int32), special, kind == "query") for t in tokens]
+    special = _own_ids(embedder, SPECIAL, lambda tokenizer: tokenizer.all_special_ids)
+    of_prompt = b"prompt " + hashlib.sha256(prompt.encode()).digest()
+    before = _own_ids(embedder, of_prompt, lambda tokenizer: tokenizer(prompt)["input_ids"] if prompt else [])
+    return [_without(t, before, special, kind == "query") for t in tokens]
 
 
 def _without(tokens, before, special, bare):
@@ -448,6 +450,16 @@ def _without(tokens, before, special, bare):
     kept = ~of_special if bare else np.ones(len(tokens.ids), bool)
     kept &= ~of_prompt | of_special
     return Tokens(*(part[kept] for part in tokens)) if kept.any() else tokens
+
+
+def _own_ids(embedder, key, find):
+    """Ids that `find` takes from the tokenizer, kept beside the vectors: no model is loaded for them alone."""
+    known = _read_tokens(embedder, {key})
+    if key not in known:
+        ids = np.array(find(embedder.model.tokenizer), np.int32)
+        known[key] = Tokens(ids, np.zeros((len(ids), 1), np.int8), np.zeros(len(ids), np.float32))
+        _write_tokens(embedder, known)
+    return known[key].ids
 
 
 def _encode_tokens(embedder, texts):

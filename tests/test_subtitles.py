@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawrag_utils import answering, chunking, corpus, index, inspector, retrieval, subtitle_files, subtitles
+from rawrag_utils import answering, chunking, corpus, index, retrieval, subtitle_files, subtitles, views
 from rawrag_utils.corpus import Question
 from rawrag_utils.paths import BadInput
 from rawrag_utils.subtitles import Cue, Segment
@@ -692,14 +692,14 @@ def test_speakers_stand_in_line_and_header():
     assert chunking.document(talk).lines == ["[00:00~00:01] Ann: Hi", "[00:01~00:02] Ben, Ann: Ho"]
     assert chunking.document(talk).header == "Conversation ID: own-name\nSpeaker A: Ann\nSpeaker B: Ben, Ann\n\n"
 
-    assert inspector._speakers(index.build([talk])["own-name"]["turn_context"]) == ["speaker A", "speaker B"]
+    assert views.speakers(index.build([talk])["own-name"]["turn_context"]) == ["speaker A", "speaker B"]
 
 
 def test_one_speaker_among_unnamed_ones():
     segments = [Segment("S1", 0, 1000, "Hi", "a.vtt", "Ann"), Segment("S2", 1000, 2000, "Ho", "a.vtt")]
     talk = subtitles.document(segments)
     assert chunking.document(talk).lines == ["[00:00~00:01] Ann: Hi", "[00:01~00:02] Ho"]
-    assert inspector._speakers(index.build([talk])["a"]["turn_context"]) == ["speaker A", "others"]
+    assert views.speakers(index.build([talk])["a"]["turn_context"]) == ["speaker A", "others"]
 
 
 def test_subtitles_become_a_document_at_once(read):
