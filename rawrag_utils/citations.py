@@ -81,9 +81,12 @@ def answers(chat, corpus, questions, prompted):
 
 
 def checked(completion, times, turns):
-    """The `Cited` of a completion: `times` holds (start_ms, end_ms) of all turns, `turns` those handed over."""
-    text = prompts.cited_answer(completion.text)
-    shown = _within_limit(text)
+    """The `Cited` of a completion: `times` holds (start_ms, end_ms) of all turns, `turns` those handed over.
+
+    Citations are those of the line of times and those within the answer. The text is the answer and behind it, in
+    brackets, its good citations; what is not good is marked where it stands.
+    """
+    answer, stated = prompts.cited_answer(completion.text)
     good, stray = [], []
 
     def mark(match):
@@ -91,20 +94,24 @@ def checked(completion, times, turns):
         (good if cited else stray).append(cited or f"{match[1]}~{match[2]}")
         return f"[{match[1]}~{match[2]}]" if cited else f"[not handed over: {match[1]}~{match[2]}]"
 
-    shown = _CITED.sub(mark, shown)
-    return Cited(shown, tuple(dict.fromkeys(good)), tuple(dict.fromkeys(stray)), len(text) > LIMIT, completion)
+    said = "" if answer == stated else _CITED.sub(mark, stated)
+    text = _CITED.sub(mark, answer)
+    marks = [m for m in re.findall(r"\[[^\]]*\]", said) if m not in text]
+    tail = "".join(f" {m}" for m in dict.fromkeys(marks))
+    shown = _within_limit(text, LIMIT - len(tail)) + tail
+    return Cited(shown, tuple(dict.fromkeys(good)), tuple(dict.fromkeys(stray)), len(text + tail) > LIMIT, completion)
 
 
-def _within_limit(text):
-    """`text` up to the last sentence that ends within the limit, citation included.
+def _within_limit(text, limit):
+    """`text` up to the last sentence that ends within the limit.
 
-    >>> len(_within_limit("word " * 100)), _within_limit("A tide. " + "b" * 300)
+    >>> len(_within_limit("word " * 100, 300)), _within_limit("A tide. " + "b" * 300, 300)
     (300, 'A tide.')
     """
-    if len(text) <= LIMIT:
+    if len(text) <= limit:
         return text
-    ends = [m.end() for m in _SENTENCE_END.finditer(text) if m.end() <= LIMIT]
-    return text[: ends[-1]].rstrip() if ends else text[: LIMIT - 1] + "…"
+    ends = [m.end() for m in _SENTENCE_END.finditer(text) if m.end() <= limit]
+    return text[: ends[-1]].rstrip() if ends else text[: max(0, limit - 1)] + "…"
 
 
 def _lies_in(match, times, turns):

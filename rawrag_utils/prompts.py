@@ -146,19 +146,29 @@ def short_answer(text):
     return next((line for line in lines if any(c.isalnum() for c in line)), "")
 
 
-_NEXT = re.compile(r"\W*(?:question|問題|问题)\W*[:\uff1a]", re.IGNORECASE)
+_LINE = re.compile(r"\W*(times?|answer|question|時間|时间|答案|問題|问题)\W*[:\uff1a]\s*(.*)", re.IGNORECASE)
 _DECLINES = re.compile(r"lecture does not (?:say|mention)|課堂上沒有提到|课堂上没有提到", re.IGNORECASE)
 
 
 def cited_answer(text):
-    """An answer of several lines as one, without its label and what follows after a next question.
+    """(answer, what stands for its times) from the two lines that were asked for, the first without its label.
 
-    >>> cited_answer("Answer: It relaxes [12:05~12:21].\\nAnd rests.\\nQuestion: How hot?\\nAnswer: Very.")
-    'It relaxes [12:05~12:21]. And rests.'
+    What follows after a next question is left out. Where no line is labelled as the answer, all of it is.
+
+    >>> cited_answer("[12:05~12:21]\\nAnswer: It relaxes.\\nIt rests.\\nQuestion: How hot?\\nAnswer: Very.")
+    ('It relaxes. It rests.', '[12:05~12:21]')
     """
-    lines = [re.sub(r"^\W*(?:answer|答案)\W*[:\uff1a][\s*]*", "", line, flags=re.IGNORECASE) for line in peeled(text)]
-    end = next((i for i, line in enumerate(lines) if _NEXT.match(line)), len(lines))
-    return " ".join(line for line in lines[:end] if line)
+    parts, label = {"times": [], "answer": []}, "times"
+    for line in peeled(text):
+        match = _LINE.match(line)
+        said = match[1].lower() if match else ""
+        if said in ("question", "問題", "问题"):
+            break
+        if said:
+            label = "answer" if said in ("answer", "答案") else "times"
+        parts[label].append(match[2] if match else line)
+    times, answer = (" ".join(filter(None, parts[name])) for name in ("times", "answer"))
+    return (answer, times) if answer else (times, times)
 
 
 def declines(text):

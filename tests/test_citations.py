@@ -65,6 +65,16 @@ def test_a_line_of_the_lecture_that_was_not_handed_over_is_no_good_citation():
     assert checked("Nobody cites.", turns=()).ranges == ()
 
 
+def test_times_on_a_line_of_their_own_stand_behind_the_answer():
+    found = checked("Times: [00:00~00:09] [05:00~05:10]\nAnswer: It relaxes.\nQuestion: How hot?\nAnswer: Very.")
+    assert found.text == "It relaxes. [00:00~00:09] [not handed over: 05:00~05:10]"
+    assert found.ranges == ((0, 9_700),) and found.stray == ("05:00~05:10",)
+    found = checked("時間：[00:00~00:09]\n答案：麵筋要鬆弛 [00:00~00:09]。")
+    assert found.text == "麵筋要鬆弛 [00:00~00:09]。"  # said already
+    assert checked("[00:00~00:09]").ranges == ((0, 9_700),)
+    assert checked("none\nAnswer: The lecture does not say.").text == "The lecture does not say."
+
+
 def test_one_citation_twice_counts_once():
     found = checked("A [00:00~00:09]. B [00:00~00:09]. C [05:00~05:10], [05:00~05:10].")
     assert found.ranges == ((0, 9_700),) and found.stray == ("05:00~05:10",)
@@ -76,6 +86,8 @@ def test_a_long_answer_ends_with_a_sentence_within_the_limit():
     assert found.cut and len(found.text) <= citations.LIMIT
     assert found.text == (sentence * 4).strip() and found.ranges == ((0, 9_700),)
     assert len(checked("字" * 400).text) == citations.LIMIT
+    found = checked("[00:00~00:09]\nAnswer: " + "字" * 400)
+    assert len(found.text) == citations.LIMIT and found.text.endswith("… [00:00~00:09]") and found.cut
     assert not checked("字" * 300).cut
 
 
