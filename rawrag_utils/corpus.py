@@ -1,4 +1,4 @@
-"""Conversations and questions: the bundled sample, LoCoMo, LongMemEval and your own JSON, with a report of repairs.
+"""Conversations and questions: the bundled sample and lectures, LoCoMo, LongMemEval, own files; a report of repairs.
 
 Files of LoCoMo's and LongMemEval's shape are repaired, and every repair is a row of the load report; a file in the
 project's own form is the user's to mend, so the first fault is refused with its place.
@@ -15,13 +15,14 @@ import shutil
 import sys
 from collections import defaultdict
 
-from rawrag_utils import paths
+from rawrag_utils import lectures, paths
+from rawrag_utils.dialogue import Conversation, Question, Turn, label
 from rawrag_utils.paths import BadInput
 
 LOCOMO_URL = "https://raw.githubusercontent.com/snap-research/locomo/main/data/locomo10.json"
 LOCOMO_SHA256 = "79fa87e90f04081343b8c8debecb80a9a6842b76a7aa537dc9fdf651ea698ff4"
 LOCOMO_FILE = "data/locomo10.json"
-SAMPLE_FILE = "data/sample/dialogues.json"
+BUNDLED = {"sample": "data/sample/dialogues.json", "lectures": "data/sample/lectures"}
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 NAMED = {str(number): name for number, name in CATEGORIES.items()} | {name: name for name in CATEGORIES.values()}
@@ -30,49 +31,6 @@ LOCOMO_DATE, LONGMEMEVAL_DATE = "%I:%M %p on %d %B, %Y", "%Y/%m/%d (%a) %H:%M"
 SESSION = re.compile(r"session_([0-9]{1,9})")
 NO_SPEAKER = "Unknown speaker"
 REFUSAL = re.compile(r"not mentioned|no information|not (?:specified|provided|stated)", re.IGNORECASE)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Turn:
-    """One message. `timestamp` and `session_date` are ISO, None where the source has no readable date.
-
-    `times` is what a segment of subtitles has in place of a date, `MM:SS~MM:SS`; its `speaker` may be empty.
-    """
-
-    turn_id: str
-    session: int
-    timestamp: str | None
-    session_date: str | None
-    speaker: str
-    text: str
-    caption: str | None = None
-    times: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conversation:
-    """A dated dialogue: `turns` in order, at least one."""
-
-    conversation_id: str
-    source_id: str
-    speaker_a: str
-    speaker_b: str
-    turns: tuple[Turn, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Question:
-    """A question about one conversation; `evidence` holds turn ids that exist, `raw_evidence` what the file says."""
-
-    question_id: str
-    conversation_id: str
-    text: str
-    answer: str | None
-    category: str
-    evidence: tuple[str, ...]
-    raw_evidence: tuple[str, ...]
-    adversarial_answer: str | None = None
-    date: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +48,13 @@ class Corpus:
 # ------------------------------------------------------------------------------------------------ finding and loading
 
 
-def load(dataset, path=None):
-    """Load a data set: `sample`, `locomo`, or the path of a file (own form, LoCoMo's or LongMemEval's shape).
+def load(dataset, path=None, merging=None):
+    """Load a data set: `sample`, `lectures`, `locomo`, or the path of a file (the own form, or the shape of
+    LoCoMo or LongMemEval).
 
-    `path` overrides where the data set of that name lies. Raises `BadInput`, one line, for a file that is missing,
-    is not JSON, has no known shape or, in the own form, breaks a rule.
+    A subtitle file, or a folder of them, is loaded too, see `lectures.load`; `merging` holds the limits by which its
+    cues are merged. `path` overrides where the data set of that name lies. Raises `BadInput`, one line, for a file that
+    is missing, is not JSON, has no known shape or, in the own form, breaks a rule.
 
     >>> corpus = load("sample")
     >>> corpus.conversations[0].turns[0].turn_id, corpus.questions[0].question_id.endswith("#0")
@@ -102,6 +62,8 @@ def load(dataset, path=None):
     """
     path = paths.resolve(path) if path else locate(dataset)
     name = paths.relative(path)
+    if lectures.holds(path):
+        return Corpus(label(dataset), name, digest(path), *lectures.load(path, merging))
     report = []
     try:
         items = _read_json(path)
@@ -111,36 +73,27 @@ def load(dataset, path=None):
     return Corpus(label(dataset), name, digest(path), conversations, questions, report)
 
 
-def label(dataset):
-    """Short name of a data set for folders and tables: its name, or the stem of its file.
-
-    >>> label("locomo"), label("path/to/my talk.json")
-    ('locomo', 'my_talk')
-    """
-    stem = str(dataset).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].removesuffix(".json")
-    return re.sub(r"[^\w.-]+", "_", stem).lstrip(".") or "corpus"  # never a folder outside: `..` is no label
-
-
 def locate(dataset):
     """Path of the data set's file, fetched first where it is LoCoMo and not here; its hash is checked before use."""
-    if dataset == "sample":
-        return paths.resolve(SAMPLE_FILE)
+    if dataset in BUNDLED:
+        return paths.resolve(BUNDLED[dataset])
     if dataset == "locomo":
         return _locate_locomo()
     path = paths.resolve(dataset)
     if not str(dataset).strip() or not os.path.exists(path):
         raise BadInput(
-            f"{str(dataset)!r}: no such data set or file; DATASET is sample, locomo or the path of a JSON file "
-            "(a relative path starts at the repository root)"
+            f"{str(dataset)!r}: no such data set or file; DATASET is sample, lectures, locomo or the path of a JSON or "
+            "subtitle file (a relative path starts at the repository root)"
         )
     return path
 
 
 def digest(path):
-    """SHA-256 of the file, or of the hashes of the JSON files of a folder."""
+    """SHA-256 of the file, or of the hashes of the JSON and subtitle files of a folder."""
     if not path.is_dir():
         return paths.sha256(path)
-    return hashlib.sha256("".join(paths.sha256(p) for p in sorted(path.glob("*.json"))).encode()).hexdigest()
+    files = sorted([*path.glob("*.json"), *lectures.files(path)])
+    return hashlib.sha256("".join(map(paths.sha256, files)).encode()).hexdigest()
 
 
 def _locate_locomo():

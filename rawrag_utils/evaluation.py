@@ -7,6 +7,7 @@ from an official F1 of `RIGHT` on, which is a convention of this module, not of 
 
 import json
 
+import numpy as np
 import pandas as pd
 
 from rawrag_utils import corpus as corpora
@@ -19,6 +20,7 @@ SCORES = ("official_f1", "mem0_f1", "bleu1", "rouge_l", "exact_match")
 SPENT = ("memory_tokens", "prompt_tokens", "completion_tokens", "llm_seconds", "usd")
 OTHERS = ("coverage", "abstained", "answer_words", *SPENT)  # columns of a table that are no scores
 STAGES = ("answered", "not in the pool", "not handed over", "lost among the memories", "not read from the evidence")
+EVIDENCE_STAGES = (STAGES[1], "below the cut", "beyond the budget", "handed over")  # of a turn, in pipeline order
 USES = ("all handed over, right", "all handed over, wrong", "not all handed over, right", "not all handed over, wrong")
 
 
@@ -172,6 +174,39 @@ def stages(table, pool_recall, alone):
     for name, test in ((STAGES[3], read), (STAGES[2], ~whole), (STAGES[1], ~found), (STAGES[0], answered)):
         stage[test] = name  # the earliest stage has the last word
     return stage
+
+
+def evidence_stages(before, after, pool, top, budget):
+    """The stage at which each evidence turn was lost: `after` with columns `pool_rank` and `stage` (`EVIDENCE_STAGES`).
+
+    `before` and `after` are `metrics.evidence_hits` of the ranking whose first `pool` windows were reranked and of the
+    result, whose first `top` are kept and handed over within `budget` tokens. What `stages` calls not handed over is
+    below the cut or beyond the budget.
+
+    >>> hits = pd.DataFrame({"query_id": "a", "turn": [4, 8, 9], "rank": [2, 9, 60], "tokens": [90, 700, 4000]})
+    >>> evidence_stages(hits, hits, pool=50, top=5, budget=1000)["stage"].tolist()
+    ['handed over', 'below the cut', 'not in the pool']
+    """
+    ranks = before[["query_id", "turn", "rank"]].rename(columns={"rank": "pool_rank"})
+    table = after.merge(ranks, on=["query_id", "turn"], how="left", validate="1:1")
+    stage = np.full(len(table), EVIDENCE_STAGES[3], object)
+    lost = table["tokens"] > budget, table["rank"] > top, table["pool_rank"] > pool
+    for name, test in zip(EVIDENCE_STAGES[2::-1], lost, strict=True):
+        stage[test] = name  # the earliest stage has the last word
+    return table.assign(stage=stage)
+
+
+def first_loss(turns):
+    """For each question the earliest stage at which one of its evidence turns was lost, a Series by query_id.
+
+    `turns` is a table of `evidence_stages`. A question that lost nothing is `handed over`.
+
+    >>> first_loss(pd.DataFrame({"query_id": ["a", "a"], "stage": ["handed over", "below the cut"]})).to_dict()
+    {'a': 'below the cut'}
+    """
+    order = pd.Series(range(len(EVIDENCE_STAGES)), EVIDENCE_STAGES)
+    earliest = turns["stage"].map(order).groupby(turns["query_id"].to_numpy(), sort=False).min()
+    return earliest.map(pd.Series(EVIDENCE_STAGES)).rename("stage")
 
 
 def worst(questions, table, answers, alone, stage, wrong=(), count=3):

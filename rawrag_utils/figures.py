@@ -1,6 +1,6 @@
-"""Pictures of result tables: differences with their intervals, differences by category, sweeps.
+"""Pictures of result tables: differences with their intervals, differences by category, sweeps; lectures over time.
 
-Each takes tidy rows (see `results.COLUMNS`) and returns a matplotlib figure that is not shown yet. Colours are Okabe
+Most take tidy rows (see `results.COLUMNS`). Each returns a matplotlib figure that is not shown yet. Colours are Okabe
 and Ito's, which colour-blind readers can tell apart.
 """
 
@@ -148,4 +148,74 @@ def price(table, panels, metric):
         ax.spines[["top", "right"]].set_visible(False)
     handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False)
+    return figure
+
+
+def merging(lectures, start_ms, end_ms):
+    """Cues and the segments made of them on a time axis, a panel a lecture: {title: (cues, segments, gold ranges)}.
+
+    Shown is what lies between `start_ms` and `end_ms`. Both rows alternate in shade, so that a border shows where no
+    time lies between neighbours; a segment has its number. Gold ranges, where there are any, are the row below.
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        len(lectures), figsize=(10, 0.5 + 1.6 * len(lectures)), sharex=True, layout="constrained", squeeze=False
+    )
+    for ax, (title, (cues, segments, gold)) in zip(axes[:, 0], lectures.items(), strict=True):
+        for level, spans, shades in ((2, cues, ("#BBBBBB", "#DDDDDD")), (1, segments, (BLUE, "#56B4E9"))):
+            for place, some in enumerate(spans):
+                if some.start_ms < end_ms and some.end_ms > start_ms:
+                    a, b = some.start_ms / 1000, some.end_ms / 1000
+                    ax.barh(level, b - a, left=a, height=0.7, color=shades[place % 2], edgecolor="white", lw=0.6)
+                    if level == 1 and start_ms <= some.start_ms and some.end_ms <= end_ms:
+                        shade = "white" if place % 2 == 0 else "black"
+                        ax.text((a + b) / 2, level, place + 1, ha="center", va="center", fontsize=7, color=shade)
+        for a, b in gold:
+            if a < end_ms and b > start_ms:
+                ax.barh(0, (b - a) / 1000, left=a / 1000, height=0.35, color=ORANGE, edgecolor="white", lw=0.6)
+        rows = ["gold ranges", "segments", "cues"] if gold else ["segments", "cues"]
+        ax.set_yticks(range(3 - len(rows), 3), rows, fontsize=9)
+        ax.set(xlim=(start_ms / 1000, end_ms / 1000), ylim=(2.5 - len(rows), 2.6))
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.tick_params(axis="y", length=0)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+    axes[-1, 0].set_xlabel("second of the lecture")
+    return figure
+
+
+def over_seconds(curves, seconds, marks=()):
+    """Recall over the seconds handed over, a panel a lecture: {title: {arm: values}}; vertical lines at `marks`."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, len(curves), figsize=(1.5 + 4.2 * len(curves), 3.6), sharey=True, layout="constrained", squeeze=False
+    )
+    for ax, (title, arms) in zip(axes[0], curves.items(), strict=True):
+        for (name, values), shade, marker in zip(arms.items(), SHADES, "osv^DPX*<>", strict=False):
+            ax.plot(seconds, values, marker=marker, ms=4, lw=1.3, color=shade, label=name)
+        for mark in marks:
+            ax.axvline(mark, color=GREY, lw=0.8, ls=":")
+        ax.set(xlabel="seconds of lecture handed over", ylim=(0, 1), xlim=(0, None))
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("share of gold ranges found")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
+    return figure
+
+
+def confusion(counts, label):
+    """Counts as a matrix with numbers, darker where there are more; rows are what is, columns what was said."""
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(2.2 + 0.9 * counts.shape[1], 1.2 + 0.45 * counts.shape[0]), layout="constrained")
+    ax.imshow(counts, cmap="Blues", aspect="auto", vmin=0)
+    for (y, x), value in np.ndenumerate(counts.to_numpy()):
+        colour = "white" if value > 0.6 * counts.to_numpy().max() else "black"
+        ax.text(x, y, value, ha="center", va="center", fontsize=9, color=colour)
+    ax.set_yticks(range(counts.shape[0]), counts.index, fontsize=9)
+    ax.set_xticks(range(counts.shape[1]), counts.columns, fontsize=9)
+    ax.set(xlabel=label, ylabel=counts.index.name)
+    ax.tick_params(length=0)
     return figure

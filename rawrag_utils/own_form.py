@@ -5,7 +5,7 @@ import reprlib
 from collections import Counter
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 NAMES = ("multi-hop", "temporal", "open-domain", "single-hop", "adversarial")
 
@@ -18,6 +18,7 @@ WORDING = {
     "string_too_long": "is longer than 80 characters; shorten it",
     "string_pattern_mismatch": "may hold letters a-z, digits, _ . - and starts with a letter or digit; choose another",
     "int_type": "is not a whole number; write it in digits, without quotes",
+    "tuple_type": "is not a pair; write [start_ms, end_ms]",
     "list_type": "is not a list; write [ ] around its parts",
     "too_short": "is empty; put at least one in or remove what holds it",
     "model_type": "is not an object; write { } around its fields",
@@ -148,6 +149,30 @@ class File(_Strict):
         # Question ids are made of it.
         _once("source_id", [c.source_id or c.conversation_id for c in self.conversations], "conversation")
         return self
+
+
+class LectureQuestion(BaseModel):
+    """One question of a `questions.json` beside subtitles; what else it holds is the user's."""
+
+    id: Name
+    lecture: Name
+    text: Name
+    type: Name
+    answer: str | None = None
+    ranges: Annotated[list[tuple[int, int]], Field(min_length=1)]
+
+    @field_validator("ranges")
+    @classmethod
+    def _have_length(cls, ranges):
+        if wrong := [r for r in ranges if not 0 <= r[0] < r[1]]:
+            raise ValueError(f"{list(wrong[0])} is no range; wanted [start_ms, end_ms], the start before the end")
+        return ranges
+
+
+class LectureQuestions(BaseModel):
+    """That file."""
+
+    questions: list[LectureQuestion]
 
 
 def _once(field, values, owner):

@@ -37,9 +37,11 @@ PURPOSES = {
     "multi_query": (prompts.VARIANTS, lambda text: _read_variants(text, prompts.VARIANTS)),
     "hyde_dialogue": (1, lambda text: (prompts.chat_lines(text),)),
     "hyde_lecture": (1, lambda text: (prompts.passage(text),)),
+    "multi_query_lecture": (prompts.VARIANTS, lambda text: _read_variants(text, prompts.VARIANTS)),
     "rewrite": (1, lambda text: _read_variants(text, 1)),
     "step_back": (1, lambda text: _read_variants(text, 1)),
     "route": (1, lambda text: (prompts.route(text),)),
+    "route_lecture": (1, lambda text: (prompts.route(text),)),
 }
 
 
@@ -103,12 +105,18 @@ def _fields(conversation, language):
     }
 
 
-def write(chat, corpus, questions, purpose, samples=1, seed=0):
-    """A `Written` for each question: `samples` answers read as the purpose says."""
+def write(chat, corpus, questions, purpose, samples=1, seed=0, cached=False):
+    """A `Written` for each question: `samples` answers read as the purpose says.
+
+    `cached` asks nothing: None for a question whose answers are not in the cache (see `llm.known`).
+    """
     texts, reader = PURPOSES[purpose]
     written = [None] * len(questions)
+    answer = llm.known if cached else llm.complete
     for places, request in requests(corpus, questions, purpose, samples, seed).values():
-        for place, row in zip(places, llm.complete(chat, request), strict=True):
+        for place, row in zip(places, answer(chat, request), strict=True):
+            if row is None:
+                continue
             example = request.prompts[0][0]["content"]  # a small model may repeat it: not about this question
             read = (text for completion in row for text in reader(completion.text))
             read = tuple(None if isinstance(text, str) and text in example else text for text in read)

@@ -48,6 +48,9 @@ CAPTIONS = {
     "stages": "Where answers were lost: the first stage that lost the evidence, by category",
     "abstention": "Precision and recall of abstaining from questions that have no answer",
     "judges": "What each judge accepts of answers whose verdict is known",
+    "merging": "Cues, the segments made of them, and where answers are said, over the first minutes",
+    "seconds": "Gold ranges found, over the seconds of lecture handed over",
+    "citations": "Answers, their citations, and those flagged because nobody handed over what they cite",
     "oracles": "What an oracle gains over plain search and over mere draws of one method",
 }
 
@@ -243,6 +246,7 @@ def main_metrics(notebook):
         "04_hyde": query_side,
         "05_multi_query": query_side,
         "06_router": query_side,
+        "08_subtitles": (["recall@60s", "recall@180s", "range_precision", "range_recall", "range_iou"], "recall@180s"),
         "07_answer_evaluation": (
             [
                 "official_f1",

@@ -27,6 +27,7 @@ from rawrag_utils.paths import BadInput
 
 TOKENS = "CREATE TABLE IF NOT EXISTS tokens (key BLOB PRIMARY KEY, ids BLOB, codes BLOB, scales BLOB, crc INT)"
 SCORES = "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL, pieces INT, crc INT)"
+SPECIAL = b"special tokens"  # the key of what is no text's: see `_own_ids`
 BLOCK_TOKENS = 16384  # window tokens multiplied at once …
 BLOCK_COSINES = 2**26  # … and how many cosines that may give: 256 MB
 BLOCK_PAIRS = 1024  # pairs a cross-encoder scores before they are kept; batches of one length are formed among them
@@ -46,6 +47,7 @@ class RerankerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["maxsim", "cross-encoder", "endpoint"]
+    encoder: str | None = None  # the profile whose embedder gives late interaction its token vectors; None: this one
     model: str = ""
     revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$")  # of a cross-encoder: a hub commit
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -91,11 +93,32 @@ class Reranker:
 def load_reranker(name):
     """The `Reranker` of the profile `name`. Raises `BadInput` where the profile has none or its block is wrong."""
     config = models.block(name, "reranker", RerankerConfig, "reranker")
-    if config.kind != "cross-encoder":
+    if config.kind == "maxsim":
+        return Reranker(config, load_encoder(name))
+    if config.kind == "endpoint":
         return Reranker(config, models.load_embedder(name))
     device = models.device_kind()
     dtype = models.fast_dtype(device) if config.dtype == "auto" else config.dtype
     return Reranker(config, models.load_embedder(name), device, dtype)
+
+
+def load_encoder(name):
+    """The `Embedder` that late interaction takes token vectors from under the profile `name`.
+
+    It is the profile's own, or that of the profile which its reranker block names as `encoder`: endpoints and the
+    universal sentence encoder give one vector a text. Raises `BadInput` where neither gives token vectors.
+    """
+    named = models.block(name, "reranker", RerankerConfig, "reranker").encoder
+    if named is not None and named not in models.profiles():
+        known = ", ".join(models.profiles())
+        raise BadInput(f"PROFILE={name}: reranker.encoder: {named}: no such profile; there are {known}")
+    embedder = models.load_embedder(name if named is None else named)
+    if embedder.config.kind != "sentence-transformers":
+        raise BadInput(
+            f"PROFILE={name}: reranker.encoder: {embedder.config.model} gives no token vectors; name a profile whose "
+            "embedder does, as local"
+        )
+    return embedder
 
 
 def describe(reranker):
@@ -395,12 +418,14 @@ def _in_scores(reranker, work):
 def token_vectors(embedder, texts, kind="document"):
     """`Tokens` of every text, from the cache where it is known.
 
-    Windows keep [CLS] and [SEP], questions (`kind="query"`) lose their special tokens. A text past the model's limit is
-    encoded in consecutive pieces and its tokens joined. Int8 codes change no recall on LoCoMo by more than .002.
+    Windows keep [CLS] and [SEP], questions (`kind="query"`) lose their special tokens. A prompt is read, as the model
+    was trained to, and its own tokens are left out of both. A text past the model's limit is encoded in consecutive
+    pieces, of which the first has the prompt, and its tokens joined. Int8 codes change no recall on LoCoMo by more than
+    .002.
     """
-    if embedder.config.kind == "endpoint":
-        raise BadInput(f"{embedder.config.model}: an endpoint gives no token vectors; choose another reranker")
-    prompt = {"document": "", "query": embedder.config.query_prompt}[kind]
+    if embedder.config.kind != "sentence-transformers":
+        raise BadInput(f"{embedder.config.model}: it gives no token vectors; choose another reranker or encoder")
+    prompt = models.prompt(embedder, kind)
     texts = [prompt + text for text in texts]
     keys = [hashlib.sha256(text.encode()).digest() for text in texts]
     known = _read_tokens(embedder, set(keys))
@@ -409,12 +434,32 @@ def token_vectors(embedder, texts, kind="document"):
         _write_tokens(embedder, found)
         known |= found
     tokens = [known[key] for key in keys]
-    return [_without_special(embedder, t) for t in tokens] if kind == "query" else tokens
+    if kind == "document" and not prompt:
+        return tokens
+    special = _own_ids(embedder, SPECIAL, lambda tokenizer: tokenizer.all_special_ids)
+    of_prompt = b"prompt " + hashlib.sha256(prompt.encode()).digest()
+    before = _own_ids(embedder, of_prompt, lambda tokenizer: tokenizer(prompt)["input_ids"] if prompt else [])
+    return [_without(t, before, special, kind == "query") for t in tokens]
 
 
-def _without_special(embedder, tokens):
-    kept = ~np.isin(tokens.ids, embedder.model.tokenizer.all_special_ids)
+def _without(tokens, before, special, bare):
+    """`tokens` less those of a prompt, which encoded alone is `before`; less special ones too where `bare`."""
+    of_special, shared = np.isin(tokens.ids, special), min(len(before), len(tokens.ids))
+    of_prompt = np.zeros(len(tokens.ids), bool)
+    of_prompt[:shared] = np.logical_and.accumulate(tokens.ids[:shared] == before[:shared])
+    kept = ~of_special if bare else np.ones(len(tokens.ids), bool)
+    kept &= ~of_prompt | of_special
     return Tokens(*(part[kept] for part in tokens)) if kept.any() else tokens
+
+
+def _own_ids(embedder, key, find):
+    """Ids that `find` takes from the tokenizer, kept beside the vectors: no model is loaded for them alone."""
+    known = _read_tokens(embedder, {key})
+    if key not in known:
+        ids = np.array(find(embedder.model.tokenizer), np.int32)
+        known[key] = Tokens(ids, np.zeros((len(ids), 1), np.int8), np.zeros(len(ids), np.float32))
+        _write_tokens(embedder, known)
+    return known[key].ids
 
 
 def _encode_tokens(embedder, texts):

@@ -139,6 +139,10 @@ def _query_side():
 
 _POSITIVE = (lambda v: v >= 1, "a whole number from 1")
 _NOT_NEGATIVE = (lambda v: v >= 0, "a whole number from 0")
+_ODD = (
+    lambda v: v and v[0] == 1 and all(isinstance(s, int) and s % 2 for s in v),
+    "a list of odd numbers that begins with 1",
+)
 _RULES = {
     "CHUNK_SIZE": _POSITIVE,
     "CHUNK_OVERLAP": _NOT_NEGATIVE,
@@ -148,7 +152,7 @@ _RULES = {
     "EXPAND_TURNS": _NOT_NEGATIVE,
     "SEED": _NOT_NEGATIVE,
     "PROFILE": (lambda v: v.replace("-", "").replace("_", "").isalnum(), "the name of a YAML file in notebooks/params"),
-    "DATASET": (bool, "sample, locomo or the path of a JSON file"),
+    "DATASET": (bool, "sample, lectures, locomo or the path of a JSON or subtitle file"),
     "RESULTS": (bool, "the folder that holds <dataset>/<profile>/"),
     "DATASETS": (lambda v: all(isinstance(d, str) and d for d in v), "a list of names, empty for all there are"),
     "PROFILES": (lambda v: all(isinstance(p, str) and p for p in v), "a list of names, empty for all there are"),
@@ -161,10 +165,8 @@ _RULES = {
     "MAP_WINDOW": _NOT_NEGATIVE,
     "CHUNK_SIZES": (lambda v: v and all(isinstance(s, int) and s >= 8 for s in v), "a list of whole numbers from 8"),
     "POOLS": (lambda v: all(isinstance(s, int) and s >= 1 for s in v), "a list of whole numbers from 1"),
-    "TURN_SIZES": (
-        lambda v: v and v[0] == 1 and all(isinstance(s, int) and s % 2 for s in v),
-        "a list of odd numbers that begins with 1",
-    ),
+    "TURN_SIZES": _ODD,
+    "SIZES": _ODD,
     "ANSWERS": (lambda v: 1 <= v <= 20, "a whole number from 1 to 20"),
     "VARIANTS": (lambda v: 1 <= v <= 5, "a whole number from 1 to 5: one call writes five variants"),
     "METHOD": (
@@ -172,6 +174,8 @@ _RULES = {
         "named (filter by speaker and month) or a method of queries.METHODS that asks a model",
     ),
     "BUDGET": _POSITIVE,
+    **dict.fromkeys(("MIN_MS", "MIN_CHARS", "MAX_GAP_MS", "MAX_MS", "FULL_MS", "NEIGHBOURS"), _NOT_NEGATIVE),
+    "SECONDS": _POSITIVE,
     "ADVERSARIAL": _NOT_NEGATIVE,
     "GOLDS": _NOT_NEGATIVE,
     "VOICE": (lambda v: v in ("dialogue", "lecture"), "dialogue or lecture"),
@@ -208,14 +212,14 @@ def run_id(notebook, parameters):
     package = pathlib.Path(rawrag_utils.__file__).parent
     pieces += [paths.sha256(p) for p in sorted(package.iterdir()) if p.suffix in (".py", ".jinja")]
     if "PROFILE" in parameters:
-        name = parameters["PROFILE"]
-        pieces.append(models.profile(name).model_dump_json() if name in models.profiles() else "")
+        pieces += models.deciding(parameters["PROFILE"])
     if "RESULTS" in parameters:  # a report's data are the files of other runs
         root = paths.resolve(parameters["RESULTS"])
         files = [file for folder in sorted(root.glob("*/*")) for file in result_files(folder)]
         pieces += [f"{p.relative_to(root).as_posix()} {paths.sha256(p)}" for p in files]
-    if "DATASET" in parameters:
-        pieces.append(corpora.digest(corpora.locate(parameters["DATASET"])))
+    for name in ("DATASET", "SUBTITLES"):
+        if parameters.get(name):
+            pieces.append(corpora.digest(corpora.locate(parameters[name])))
     return hashlib.sha256("\0".join([rawrag_utils.__version__, *pieces]).encode()).hexdigest()[:16]
 
 
@@ -241,8 +245,12 @@ def begin(notebook, variables):
     """Validate the UPPER_CASE names of `variables` (pass `globals()`) against the parameters cell and open a run.
 
     The runner says through RAWRAG_RUN_FOLDER where the run's files go; interactively they go to
-    `runs/<dataset>/<profile>/`, never to `results/`: no experiment overwrites a committed table.
+    `runs/<dataset>/<profile>/`, never to `results/`: no experiment overwrites a committed table. From here on tables
+    show a $ as a $: JupyterLab would make a formula of "$5 or $6".
     """
+    import pandas as pd
+
+    pd.set_option("display.html.use_mathjax", False)
     path = notebook_path(notebook)
     defaults = declared(path)
     given = {  # other upper-case names, as the class HTML, are parameters only if they could be injected ones
@@ -369,6 +377,17 @@ def save_per_question(run, frame):
         raise BadInput(f"{run.notebook}: per-question columns {texts} hold text; only ids and numbers are kept")
     with paths.atomic(kept(run, f"per_question/{run.notebook}.parquet"), "wb") as file:
         frame.to_parquet(file, index=False)
+
+
+def save_answer(run, text):
+    """Write what was asked for in words to `<notebook>_answer.txt` and print it; `make run` prints it at its end.
+
+    It is no result: no run.json lists it, so nothing copies it to results/.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with paths.atomic(run.folder / f"{run.notebook}_answer.txt") as file:
+        file.write(f"{text}\n")
+    print(text)
 
 
 def save_figure(run, figure, name):

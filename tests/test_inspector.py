@@ -1,226 +1,268 @@
-"""Pictures: every window and touched turn is drawn where it lies, and no text of a conversation becomes markup."""
+"""The inspector: widgets choose and views follow, nothing is computed that was known, no text becomes markup."""
 
-import html.parser
-import re
+import dataclasses
+import json
+import os
 
-import matplotlib.pyplot as plt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from matplotlib.colors import to_hex
+from conftest import HOSTILE, talk
+from test_views import SAFE, Page
 
-from rawrag_utils import chunking, corpus, index, inspector
-from rawrag_utils.corpus import Conversation, Turn
+from rawrag_utils import desk as desks
+from rawrag_utils import inspector, retrieval, views
 from rawrag_utils.paths import BadInput
 
 
-def talk(*said, date="2024-03-02", speakers=("Nora", "Tobias")):
-    """A conversation from (speaker, text) pairs."""
-    turns = (Turn(f"D1:{i}", 1, date, date, speaker, text) for i, (speaker, text) in enumerate(said, 1))
-    return Conversation("c", "c", *speakers, tuple(turns))
-
-
-def part_of(conversation, size=256, overlap=32, dates=True):
-    built = index.build([conversation], lambda doc: chunking.cut(doc, size, overlap), dates=dates)
-    return built[conversation.conversation_id]
-
-
 @pytest.fixture
-def draw():
-    """`chunk_map`, reduced to what it drew: rectangles as (kind, left, right), texts, legend and markers."""
-    figures = []
-
-    def drawn(part, *arguments, **options):
-        figure = inspector.chunk_map(part, *arguments, **options)
-        figures.append(figure)
-        figure.canvas.draw()  # a layout that does not work out warns, and a warning is an error
-        (ax,) = figure.axes
-        kinds = {colour: name for name, colour in inspector.SPEAKER_COLOURS.items()}
-        boxes = []
-        for box in ax.patches:
-            kind = "restored" if box.get_hatch() else kinds.get(to_hex(box.get_facecolor()).upper(), "window")
-            boxes.append((kind, round(box.get_x()), round(box.get_x() + box.get_width())))
-        legend = [text.get_text() for text in ax.get_legend().get_texts()]
-        return boxes, [text.get_text() for text in ax.texts], legend, [line.get_xdata()[0] for line in ax.lines]
-
-    yield drawn
-    for figure in figures:
-        plt.close(figure)
+def made(desk, monkeypatch):
+    """The panel over the desk, with the box that Jupyter would show as `box`."""
+    kept = []
+    build = inspector.Panel
+    monkeypatch.setattr(inspector, "Panel", lambda *parts: kept.append(build(*parts)) or kept[-1])
+    box = inspector.panel(desk)
+    kept[-1].box = box
+    return kept[-1]
 
 
-# ---------------------------------------------------------------------------------------------------------------- map
+def shown(made):
+    """Text of all views, by name; those that are empty are left out."""
+    return {name: Page(view.value).text for name, view in made.shown.items() if view.value}
 
 
-def test_windows_turns_and_what_expansion_restores_lie_where_they_should(draw):
-    part = part_of(talk(("Nora", "clay " * 9), ("Tobias", "kiln " * 9), ("Nora", "glaze " * 9)), 40, 8)
-    spans = part["turn_context"]["turn_spans"]
-    boxes, *_ = draw(part)
-    turns = [(a, b) for kind, a, b in boxes if kind.startswith("speaker")]
-    assert turns == [tuple(span) for span in spans]
-    assert [box for box in boxes if box[0] == "window"] == [
-        ("window", c["start_token"], c["end_token"]) for c in part["chunks"]
-    ]
-    wanted = []
-    for c in part["chunks"]:
-        edges = (spans[c["start_turn"]][0], c["start_token"]), (c["end_token"], spans[c["end_turn"]][1])
-        wanted += [("restored", a, b) for a, b in edges if a < b]
-    assert [box for box in boxes if box[0] == "restored"] == wanted
+def offered(made, name):
+    return [value for _, value in made.choose[name].options]
 
 
-def test_the_sample_shows_six_windows_and_no_word_of_the_dialogue(draw):
-    part = part_of(corpus.load("sample").conversations[0])
-    boxes, texts, legend, markers = draw(part, 2, 7, evidence={12, 15, 9999})
-    assert [text.split("\n")[0] for text in texts if "window" in text] == [f"window {k}" for k in range(2, 8)]
-    assert all(re.fullmatch(r"\d+|window \d+\nturns \d+ to \d+", text) for text in texts)
-    assert legend[:2] == ["speaker A", "speaker B"] and legend[-1] == "evidence turn"
-    assert markers == [sum(part["turn_context"]["turn_spans"][i]) / 2 for i in (12, 15)]
+def widgets(box):
+    yield box
+    for child in getattr(box, "children", ()):
+        yield from widgets(child)
 
 
-def test_the_last_window_may_lie_beyond_the_end(draw):
-    part = part_of(talk(("Nora", "clay " * 60)), 40, 8)
-    count = len(part["chunks"])
-    boxes, *_ = draw(part, count - 2, count + 9)
-    assert [kind for kind, *_ in boxes].count("window") == 2
+def test_it_begins_with_the_first_question_that_has_evidence(made):
+    assert made.choose["question"].value == "one#0" and made.choose["method"].value == "rrf+maxsim"
+    assert set(shown(made)) == set(inspector.SECTIONS) - {"moved", "compared"}
+    assert "What about the kiln 1?" in shown(made)["card"]
+    assert "2024-03-02 to 2024-07-01" in made.days.value and made.message.value == ""
 
 
-def test_a_conversation_of_one_turn_and_one_window(draw):
-    boxes, texts, legend, _ = draw(part_of(talk(("Nora", "Hi"))))
-    assert [kind for kind, *_ in boxes] == ["speaker A", "window"]
-    assert "window 0\nturns 0 to 0" in texts
-    assert "evidence turn" not in legend
+def test_every_view_is_what_its_function_returns(made, desk):
+    made.choose["other"].value = "dense"
+    found = desks.find(desk, desks.questions(desk, "one")[0], "rrf+maxsim")
+    second, best = desks.find(desk, found.question, "dense"), next(iter(views.places(found.ranking)))
+    wanted = {
+        "card": views.card(desk, found),
+        "strip": views.strip(desk, found, best),
+        "close_up": views.close_up(desk, found, best),
+        "window": views.window(desk, found, best),
+        "lines": views.moving_lines(desk, found),
+        "moved": views.moved(desk, found, second),
+        "compared": views.side_by_side(desk, found, second),
+        "context": views.context(desk, found, copyable=True),
+    }
+    assert all(view in made.shown[name].value for name, view in wanted.items())
+    static = inspector.page(desk, "one", other="dense")
+    assert static == wanted | {"context": views.context(desk, found)}
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_windows_that_touch_no_turn_have_no_turns(draw, size):
-    part = part_of(talk(("Nora", "Hi"), ("Tobias", "Hello")), size, 0)
-    boxes, texts, *_ = draw(part, 0, 2)  # all of them within the header
-    assert [kind for kind, *_ in boxes] == ["window"] * 3
-    assert "window 0\nno turn" in texts
-    boxes, *_ = draw(part, 0, len(part["chunks"]))
-    assert {kind for kind, *_ in boxes} >= {"window", "speaker A", "speaker B"}
+def test_a_question_is_chosen_typed_and_chosen_again(made):
+    made.choose["question"].value = "one#1"
+    assert "Where is the tram?" in shown(made)["card"]
+    made.choose["typed"].value = "Who plays the violin?"
+    assert "Who plays the violin?" in shown(made)["card"] and "typed by hand" in shown(made)["card"]
+    made.choose["question"].value = "one#3"
+    assert made.choose["typed"].value == "" and "Is there a violin?" in shown(made)["card"]
+    made.choose["typed"].value = "rain"
+    made.choose["typed"].value = "  "
+    assert "Is there a violin?" in shown(made)["card"]
 
 
-@pytest.mark.parametrize(("first", "last"), [(1, 5), (-1, 5), (0, -2)])
-def test_windows_that_do_not_exist_are_refused(first, last):
-    with pytest.raises(BadInput, match="^windows? "):
-        inspector.chunk_map(part_of(talk(("Nora", "Hi"))), first, last)
+def test_questions_are_searched_and_filtered(made, desk):
+    made.choose["category"].value = "temporal"
+    assert offered(made, "question") == ["one#1", "one#3"] and "Where is the tram?" in shown(made)["card"]
+    assert "2 of 5 questions" in made.message.value
+    made.choose["search"].value = "VIOLIN is"
+    assert offered(made, "question") == ["one#3"] and "Is there a violin?" in shown(made)["card"]
+    made.choose["category"].value = inspector.ALL
+    made.choose["search"].value = ""
+    assert len(offered(made, "question")) == 5 and made.choose["question"].value == "one#3"
+    for method in ("rrf+maxsim", "bm25"):
+        made.choose["method"].value = method
+        stages = desks.stages(desk, "one", method)
+        for stage in desks.EVIDENCE_STAGES:
+            made.choose["stage"].value = stage
+            assert offered(made, "question") == [name for name in stages.index if stages[name] == stage]
 
 
-@pytest.mark.parametrize("date", ["2024-03-02", None], ids=["dated", "undated"])
-@pytest.mark.parametrize("dates", [True, False], ids=["prefix", "bare"])
-@pytest.mark.parametrize(
-    "speakers",
-    [
-        ("Nora", "Tobias"),
-        ("Dr: Nora", "Dr: Tobias"),
-        ("[x] Nora", "[x] Tobias"),
-        ("Ann", "Ann: the elder"),
-        ("Nora\nB", "a.*"),
-        ("陶", ""),
-    ],
-)
-def test_speakers_are_told_apart_whatever_their_names_hold(date, dates, speakers):
-    a, b = speakers
-    part = part_of(
-        talk((a, "Hi: you"), (b, "] Hi"), (b, ""), ("Guest", "Hi"), (a, ""), date=date, speakers=speakers), dates=dates
-    )
-    found = inspector._speakers(part["turn_context"])
-    assert found == ["speaker A", "speaker B", "speaker B", "others", "speaker A"]
+def test_no_question_left_says_so_and_shows_nothing(made):
+    made.choose["search"].value = "xylophone"
+    assert offered(made, "question") == [] and "0 of 5 questions" in made.message.value and not shown(made)
+    made.choose["typed"].value = "Is there a xylophone?"
+    assert "typed by hand" in shown(made)["card"]
 
 
-def test_others_stand_in_the_legend_when_they_speak(draw):
-    _, _, legend, _ = draw(part_of(talk(("Guest", "Hi"), ("Tobias", "Hi"))))
-    assert legend[:2] == ["speaker B", "others"]
+def test_the_slider_narrows_the_sessions(made):
+    made.choose["question"].value = "one#1"
+    made.choose["dates"].index = (1, 1)
+    assert "sessions from 2024-05-09 to 2024-05-09" in shown(made)["card"]
+    assert "✗ outside the dates" in shown(made)["card"] and "2024-05-09" in made.days.value
+    assert "2024-03-02" not in shown(made)["context"]
+    made.choose["dates"].index = (0, 2)
+    assert "sessions from" not in shown(made)["card"]  # the whole range is no filter: undated turns stay
 
 
-# ------------------------------------------------------------------------------------------------------ window in words
+def test_a_window_and_its_tokens(made, desk):
+    part = desks.built(desk, "one")["one"]
+    assert sorted(offered(made, "window")) == list(range(len(part["chunks"])))
+    before = made.shown["lines"].value
+    made.choose["window"].value = 5
+    assert "one_chunk_5" in shown(made)["window"] and "window 5 of" in made.shown["close_up"].value
+    made.choose["tokens"].value = True
+    assert 'class="rr-token"' in made.shown["window"].value and made.shown["lines"].value == before
 
-HOSTILE = ["<script>alert(1)</script>", "</style></td></table>", "\"'&amp;", "\u202eright to left", "<mark>", "</p>"]
+
+def test_another_conversation_has_its_own_questions_and_days(made):
+    made.choose["search"].value = "tram"
+    made.choose["conversation"].value = "two"
+    assert made.choose["search"].value == "" and offered(made, "question") == [] and not shown(made)
+    assert made.choose["dates"].disabled
+    made.choose["typed"].value = "Who asks?"
+    assert "Who asks?" in shown(made)["card"]
+    made.choose["conversation"].value = "one"
+    assert len(offered(made, "question")) == 5 and made.message.value == ""
+    assert "What about the kiln 1?" in shown(made)["card"]
+    assert not made.choose["dates"].disabled and made.choose["dates"].index == (0, 2)
 
 
-class Reader(html.parser.HTMLParser):
-    """The elements of a page, the text of its two cells, and what of the second is not marked."""
+def test_what_cannot_be_shown_is_one_line_and_passes(made):
+    made.choose["method"].value = "hyde|rerank"
+    assert "hyde: the cache has nothing" in Page(made.message.value).text and not shown(made)
+    assert 'role="status"' in made.message.value
+    made.choose["method"].value = "dense"
+    assert made.message.value == "" and "dense" in shown(made)["card"]
+    made.choose["other"].value = "rewrite"
+    assert "rewrite: the cache has nothing" in made.message.value
+    made.choose["other"].value = inspector.NONE
+    made.choose["question"].value = "one#1"
+    assert "Where is the tram?" in shown(made)["card"]
 
-    def __init__(self, page):
-        super().__init__(convert_charrefs=True)
-        self.open, self.tags, self.cells, self.turns = [], [], [], []
-        self.feed(page)
-        self.close()
-        assert not self.open
 
-    def handle_starttag(self, tag, attributes):
-        self.open.append(tag)
-        self.tags.append(tag)
-        if tag == "td":
-            self.cells.append("")
-        if tag == "p":
-            self.turns.append(["", ""])
+def test_a_change_computes_nothing_that_was_known(made, computed, monkeypatch):
+    for name in desks.PLAIN:
+        made.choose["method"].value = name
+    for question in offered(made, "question"):
+        made.choose["question"].value = question
+        made.choose["method"].value = "zsum"  # scores of late interaction are made once a question
+        made.choose["method"].value = "rrf+maxsim"
+    computed.clear()
+    monkeypatch.setattr(retrieval, "dense", None)
+    monkeypatch.setattr(retrieval, "bm25", None)
+    for question in offered(made, "question"):
+        made.choose["question"].value = question
+        for name in desks.PLAIN:
+            made.choose["method"].value = name
+        made.choose["dates"].index = (0, 1)
+        made.choose["dates"].index = (0, 2)
+        made.choose["stage"].value = "handed over"
+        made.choose["stage"].value = inspector.ANY
+    assert computed == [] and made.message.value == ""
 
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
-    def handle_data(self, data):
-        if "td" in self.open:
-            self.cells[-1] += data
-        if "p" in self.open:
-            self.turns[-1][0] += data
-            self.turns[-1][1] += "" if "mark" in self.open else data
+def test_each_change_is_followed_once(made, monkeypatch):
+    drawn = []
+    strip = views.strip
+    monkeypatch.setattr(views, "strip", lambda *a: drawn.append(1) or strip(*a))
+    for change in (("question", "one#3"), ("method", "bm25"), ("typed", "rain"), ("conversation", "two")):
+        drawn.clear()
+        made.choose[change[0]].value = change[1]
+        assert len(drawn) == (change[0] != "conversation")  # that one has no question to show
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_text_never_becomes_markup(text):
-    conversation = talk((text, text), ("Tobias", text), speakers=(text, "Tobias"))
-    part = part_of(Conversation(text, text, text, "Tobias", conversation.turns))
-    page = inspector.window_and_turns(part, 0)
-    read = Reader(page)
-    assert set(read.tags) == {"table", "caption", "bdi", "mark", "tr", "th", "td", "p"}
-    assert read.cells[0] == part["chunks"][0]["content"]
-    assert [turn for turn, _ in read.turns] == part["turn_context"]["turn_lines"]
-    assert "<script" not in page
+def test_no_typed_text_becomes_markup(made, text):
+    made.choose["other"].value = "dense"
+    made.choose["typed"].value = text
+    for view in made.shown.values():
+        read = Page(view.value)
+        assert {tag for tag, _ in read.elements} <= SAFE | {"div", "h3"}
+        assert not any(name.startswith("on") or name in ("href", "src") for _, a in read.elements for name in a)
+    assert text.replace("\x07", "\ufffd")[-8:] in shown(made)["card"]
 
 
-def test_each_turn_takes_its_own_direction():
-    page = inspector.window_and_turns(part_of(talk(("Nora", "שלום"), ("Tobias", "Hi"))), 0)
-    assert page.count("<p dir='auto'") == 2 and page.count("<td dir='auto'") == 2
+def test_lists_keep_their_reading_direction(made):
+    labels = [label for label, _ in made.choose["question"].options]
+    assert inspector._line("\u202eabc\u2066 def\n ghi") == "abc def ghi"
+    assert any("<script>" in label for label in labels)  # an option is text
 
 
-def test_the_parts_beyond_the_windows_edges_are_marked():
-    part = part_of(talk(("Nora", "one two three four"), ("Tobias", "five six")), 8, 0)
-    start = part["turn_context"]["turn_spans"][0][0]
-    # [ 202 4 - 03 - 02 "] N" ora : one two three four: the window holds the three words after the colon.
-    window = {**part["chunks"][0], "start_token": start + 10, "end_token": start + 13, "start_turn": 0, "end_turn": 0}
-    (turn,) = Reader(inspector.window_and_turns({**part, "chunks": [window]}, 0)).turns
-    assert turn == ["[2024-03-02] Nora: one two three four", " one two three"]
+def test_every_widget_that_chooses_says_what_it_is(made):
+    names = [w for w in widgets(made.box) if hasattr(w, "description") and type(w).__name__ != "HTML"]
+    assert len(names) == len(made.choose) and all(w.description for w in names)
+    assert [w.description for w in names][:3] == ["Conversation", "Method", "Compare with"]  # the order of the Tab key
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.text("ab 陶🦜👩‍👩‍👧\u0301<&\n", max_size=12), min_size=1, max_size=4),
-    st.integers(1, 24).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))),
-)
-def test_what_is_not_marked_is_what_the_retriever_sees(texts, sizes):
-    conversation = talk(*(("Nora", text) for text in texts))
-    part, doc = part_of(conversation, *sizes), chunking.document(conversation)
+def test_it_begins_as_it_is_told(desk):
+    def values(**options):
+        box = inspector.panel(desk, **options)
+        return {w.description: w for w in widgets(box) if getattr(w, "description", "")}
 
-    def text(start, end):
-        return chunking.encoding().decode_bytes(doc.tokens[start:end]).decode()
-
-    for k, window in enumerate(part["chunks"]):
-        read = Reader(inspector.window_and_turns(part, k))
-        start, end, first, last = (window[field] for field in chunking.FIELDS[3:])
-        assert [turn for turn, _ in read.turns] == doc.lines[first : last + 1]
-        if read.turns:  # before and after them the window may hold a part of the header and a newline
-            seen = "\n".join(plain for _, plain in read.turns)
-            before, after = text(start, doc.turn_spans[first][0]), text(doc.turn_spans[last][1], end)
-            assert window["content"] == before + seen + after
+    told = values(conversation_id="one", question="one#3", method="bm25", other="dense", dates=("2024-05-01", None))
+    assert told["Question"].value == "one#3" and told["Method"].value == "bm25" and told["Sessions"].index == (1, 2)
+    assert values(question="Who sings?")["Or type one"].value == "Who sings?"
+    assert values(conversation_id="two")["Question"].value is None
 
 
-def test_a_window_that_touches_no_turn_says_so():
-    page = inspector.window_and_turns(part_of(talk(("Nora", "Hi")), 2, 0), 0)
-    assert "no turn" in page and Reader(page).turns == []
+# ---------------------------------------------------------------------------------------------------------------- open
 
 
-@pytest.mark.parametrize("chunk_index", [-1, 1])
-def test_a_window_that_does_not_exist_is_refused(chunk_index):
-    with pytest.raises(BadInput, match=f"^window {chunk_index}: the conversation has 1 windows"):
-        inspector.window_and_turns(part_of(talk(("Nora", "Hi"))), chunk_index)
+def test_two_lines_open_a_file(tmp_path, computed, monkeypatch):
+    monkeypatch.delenv("RAWRAG_RUN_FOLDER", raising=False)
+    path = tmp_path / "my.json"
+    path.write_text(json.dumps(talk()), encoding="utf-8")
+    box = inspector.open(str(path), size=60, overlap=10)
+    assert any("What about the kiln 1?" in getattr(w, "value", "") for w in widgets(box) if type(w).__name__ == "HTML")
+    with pytest.raises(BadInput, match="^colour: no setting of the inspector; there are size, overlap"):
+        inspector.open(str(path), colour="red")
+    with pytest.raises(BadInput, match="no such data set or file"):
+        inspector.open(str(tmp_path / "none.json"))
+
+
+def test_a_headless_run_shows_the_static_views(tmp_path, computed, monkeypatch):
+    path = tmp_path / "my.json"
+    path.write_text(json.dumps(talk()), encoding="utf-8")
+    monkeypatch.setenv("RAWRAG_RUN_FOLDER", str(tmp_path))
+    bundles = []
+    monkeypatch.setattr("IPython.display.display", lambda what, **options: bundles.append((what, options)))
+    assert inspector.open(str(path)) is None
+    pictures = [what for what, options in bundles if options == {"raw": True}]
+    assert len(pictures) == 3 and all(p["image/svg+xml"].startswith("<svg") for p in pictures)
+    texts = "".join(what.data for what, options in bundles if not options)
+    assert "What about the kiln 1?" in texts and "<h3>The conversation</h3>" in texts
+
+
+def test_a_page_of_a_conversation_without_questions(desk):
+    with pytest.raises(BadInput, match="two: no question about it in the data set; type one"):
+        inspector.first_question(desk, "two")
+    assert inspector.page(desk, "two") == {"card": "<p>two has no questions: give one as a text.</p>"}
+    assert "typed by hand" in inspector.page(desk, "two", "Who asks?")["card"]
+    none = inspector.page(desk, "one", dates=("2030-01-01", None))
+    assert set(none) == {"card", "strip"} and "No window touches" in none["card"]
+
+
+def test_undated_turns_have_no_slider(desk):
+    talks = [
+        dataclasses.replace(c, turns=tuple(dataclasses.replace(t, session_date=None, timestamp=None) for t in c.turns))
+        for c in desk.corpus.conversations
+    ]
+    undated = dataclasses.replace(desk, corpus=dataclasses.replace(desk.corpus, conversations=talks), known={})
+    box = inspector.panel(undated)
+    (slider,) = [w for w in widgets(box) if getattr(w, "description", "") == "Sessions"]
+    assert slider.disabled and desks.days(undated, "one") == []
+
+
+@pytest.mark.skipif("RAWRAG_LOCOMO" not in os.environ, reason="set RAWRAG_LOCOMO to look at its longest conversation")
+def test_the_page_of_locomos_longest_conversation_is_small(computed):
+    desk = desks.prepare("locomo")
+    longest = max(desk.corpus.conversations, key=lambda c: len(c.turns))
+    static = inspector.page(desk, longest.conversation_id, other="dense")
+    assert sum(len(view.encode()) for view in static.values()) < 500_000

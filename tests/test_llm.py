@@ -892,3 +892,14 @@ def test_many_that_open_a_new_cache_at_once_all_get_in(tmp_path):
             path, schema, lambda c: c.execute("SELECT count(*) FROM t").fetchone()[0], durable=True
         )
         assert count == 8
+
+
+def test_what_the_cache_knows_is_read_and_nothing_is_made(made):
+    chat = pretend(local(), made)
+    assert llm.known(chat, REQUEST) == [None] * len(TEXTS) and made == []
+    answers = llm.complete(chat, REQUEST)
+    again = local()
+    again.loaded = None  # nothing may be made
+    assert llm.known(again, REQUEST) == answers
+    assert llm.known(again, REQUEST._replace(prompts=chats("another"))) == [None]
+    assert llm.known(again, REQUEST._replace(prompts=[])) == []

