@@ -95,8 +95,8 @@ def find_table(place, settings=None):
         return None
     have = settings_of(table, place)
     if differ := [k for k, v in (settings or {}).items() if have.get(k) != v]:
-        k = differ[0]
-        raise BadInput(f"{_said(place)}: made with {k} {have.get(k)!r}, now {settings[k]!r}; choose another table")
+        k, remedy = differ[0], "choose another table, or take that back"
+        raise BadInput(f"{_said(place)}: made with {k} {have.get(k)!r}, now {settings[k]!r}; {remedy}")
     return table
 
 
@@ -133,7 +133,7 @@ def _connect(database):
 def _found(connection, name):
     try:
         return connection.open_table(name)
-    except (ValueError, FileNotFoundError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         if "not found" in str(error):
             return None
         raise BadInput(f"table {name}: cannot be opened ({_one_line(error)}); check place and rights") from error
@@ -208,24 +208,24 @@ def set_aside(place, faults=None):
 def where(conversation=None, between=(None, None)):
     """The SQL condition of a search: one conversation, and windows that touch a turn dated in `between`; "" for all.
 
-    A window's first and last date settle it but for one that spans three dates and more.
+    First and last date do not settle it for a window that spans a range: there, a date lies in between when more of
+    the window's sorted dates stand up to the end of the range than before its start.
 
     >>> where("talk_1"), where(None, ("2024-03-02", None))
     ("conversation_id = 'talk_1'", "last_date >= '2024-03-02'")
     """
     start, end = (str(d) if d else None for d in between)
     parts = [f"conversation_id = {_quoted(conversation)}"] if conversation is not None else []
-    if start and end:
-        days = pd.date_range(start, end).strftime("%Y-%m-%d")
-        inside = ", ".join(map(_quoted, days))
-        parts.append(
-            f"((first_date >= '{start}' AND first_date <= '{end}') OR (last_date >= '{start}' AND last_date <= '{end}')"
-            f" OR (first_date < '{start}' AND last_date > '{end}' AND array_has_any(dates, [{inside}])))"
-        )
-    elif start:
-        parts.append(f"last_date >= '{start}'")
-    elif end:
+    if end:
         parts.append(f"first_date <= '{end}'")
+    if start:
+        parts.append(f"last_date >= '{start}'")
+    if start and end:
+        up_to, before = (
+            f"array_position(array_sort(array_append(dates, '{day}')), '{day}')"
+            for day in (f"{end}~", start)  # the mark stands behind the day itself
+        )
+        parts.append(f"{up_to} > {before}")
     return " AND ".join(parts)
 
 
@@ -235,8 +235,10 @@ def search(table, questions, vectors, top=15, dates=None, everywhere=False, appr
     Each question's own conversation is searched, or `everywhere`; `dates` as in `retrieval`. What does not match is
     left out before ranking. Exact unless `approximate`, which goes through the index of `build_index`: `probes` of its
     partitions, and `refine` times as many windows as asked for compared by their whole vectors. Scores are those of
-    float64 products, ties stand by chunk index. Raises `BadInput` for vectors and dates that do not fit.
+    float64 products, ties stand by chunk index. Raises `BadInput` for vectors, dates and numbers that do not fit.
     """
+    if min(top, probes, refine) < 1:
+        raise BadInput(f"top {top}, probes {probes}, refine {refine}: whole numbers from 1")
     vectors = np.asarray(vectors, np.float64)
     dimensions = table.schema.field("vector").type.list_size
     if vectors.shape != (len(questions), dimensions) or not np.isfinite(vectors).all():

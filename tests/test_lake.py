@@ -75,6 +75,7 @@ def test_exact_search_is_dense_retrieval_to_the_last_bit(both, top):
         ("2024-03-03", "2024-03-04"),
         ("2024-03-06", "2024-03-08"),
         ("2024-03-05", "2024-03-09"),
+        ("0001-01-01", "9999-12-31"),
         ("2025-01-01", None),
         (None, None),
         None,
@@ -100,6 +101,9 @@ def test_a_bad_date_and_vectors_that_do_not_fit_are_refused(both):
             lake.search(table, [question], vectors)
     with pytest.raises(BadInput, match="the table has no index"):
         lake.search(table, [question], np.ones((1, 16)), approximate=True)
+    for number in ("top", "probes", "refine"):
+        with pytest.raises(BadInput, match=f"{number} 0.*whole numbers from 1"):
+            lake.search(table, [question], np.ones((1, 16)), **{number: 0})
 
 
 def test_equal_windows_stand_by_chunk_index_however_many_there_are(tmp_path):
