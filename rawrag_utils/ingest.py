@@ -166,6 +166,18 @@ class Windows:
         return one
 
 
+def encoder(profile):
+    """What decides a window's vector, as settings of a table. Raises `BadInput` for a profile that is not there.
+
+    >>> encoder("local")["model"]
+    'all-MiniLM-L6-v2'
+    """
+    config = models.profile(profile).embedder
+    names = ("model", "max_length", "tokenizer_sha256", "document_prompt")
+    pinned = config.weights_sha256 or config.revision
+    return {"PROFILE": profile, "weights": pinned, **{name: getattr(config, name) for name in names}}
+
+
 def _decide(one, known):
     """Set the state of a prepared conversation by what the table holds under its id."""
     digest, source = known.get(one["name"], (None, None))
@@ -226,10 +238,7 @@ def corpus(folder, place, profile="local", size=256, overlap=32, workers=None, t
     Raises `BadInput` for input that concerns all: no files, another profile than the table's, no weights.
     """
     chunking.check_size(size, overlap)
-    found, embedder = files(folder), models.profile(profile).embedder
-    pinned = embedder.weights_sha256 or embedder.revision
-    settings = {"PROFILE": profile, "model": embedder.model, "weights": pinned, "max_length": embedder.max_length}
-    settings |= {"CHUNK_SIZE": size, "CHUNK_OVERLAP": overlap}
+    found, settings = files(folder), {**encoder(profile), "CHUNK_SIZE": size, "CHUNK_OVERLAP": overlap}
     if threads < 1 or (workers is not None and workers < 1):
         raise BadInput(f"workers {workers}, threads {threads}: whole numbers from 1")
     workers = workers or max(1, (os.cpu_count() or 1) // threads)

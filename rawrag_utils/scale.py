@@ -118,7 +118,7 @@ def _run_search(given):
     table = lake.open_table(given.table)
     name = given.conversation
     question = corpora.Question("question", name or "", given.question, None, "single-hop", (), ())
-    vectors = _asked(table, [question])
+    vectors = _asked(given.table, table, [question])
     dates = {"question": (given.start, given.end)}
     effort = {"approximate": given.approximate, "probes": given.probes, "refine": given.refine}
     ranking = lake.search(table, [question], vectors, given.top, dates, everywhere=name is None, **effort)
@@ -142,7 +142,7 @@ def _run_recall(given):
     import pandas as pd
 
     table, questions = lake.open_table(given.table), corpora.load(given.dataset).questions
-    vectors, taken, rankings = _asked(table, questions), {}, {}
+    vectors, taken, rankings = _asked(given.table, table, questions), {}, {}
     for kind in ("exact", "approximate"):
         effort = {"approximate": kind == "approximate", "probes": given.probes, "refine": given.refine}
         pieces, seconds = [], []
@@ -158,10 +158,11 @@ def _run_recall(given):
     return 0
 
 
-def _asked(table, questions):
-    """The vectors of questions, by the embedder of the table's profile."""
-    embedder = models.load_embedder(lake.settings_of(table)["PROFILE"])
-    return models.embed(embedder, [q.text for q in questions], "query")
+def _asked(place, table, questions):
+    """The vectors of questions, by the embedder of the table's profile, which must be what it was then."""
+    profile = lake.settings_of(table)["PROFILE"]
+    lake.find_table(place, ingest.encoder(profile))
+    return models.embed(models.load_embedder(profile), [q.text for q in questions], "query")
 
 
 if __name__ == "__main__":

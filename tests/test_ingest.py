@@ -188,6 +188,19 @@ def test_settings_of_another_run_are_refused(tmp_path, stub):
         ingest.Windows(str(tmp_path / "w"), {**SETTINGS, "CHUNK_SIZE": 32})
 
 
+def test_what_decides_a_window_s_vector_is_among_the_settings_of_a_table():
+    e5, multilingual = ingest.encoder("e5"), ingest.encoder("multilingual")
+    assert e5["document_prompt"] == "passage: " and multilingual["tokenizer_sha256"] and not e5["tokenizer_sha256"]
+    assert len(ingest.encoder("qwen3")["weights"]) == 40  # a commit of the hub
+
+
+def test_a_table_is_not_searched_by_an_encoder_that_changed_since(tmp_path, capsys):
+    place = tmp_path / "w"
+    lake.make_table(place, {**ingest.encoder("local"), **SETTINGS, "max_length": 256}, 384)
+    assert scale.main(["search", str(place), "clay"]) == 2
+    assert "made with max_length 256, now 512; choose another table" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------------- over Ray
 
 
