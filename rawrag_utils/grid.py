@@ -19,6 +19,7 @@ import multiprocessing.connection
 import os
 import pathlib
 import signal
+import socket
 import threading
 import time
 from typing import NamedTuple
@@ -30,7 +31,8 @@ from rawrag_utils.paths import BadInput
 ENGINES = ("local", "ray")
 RETRIES = 2  # times a run is started again whose process or kernel was killed
 OBJECT_STORE = 500_000_000  # bytes of shared memory of an embedded Ray: what streams through it is small
-STARTS = 3  # times an embedded Ray is started before giving up: a busy machine takes longer than the 30 s it waits
+STARTS = 3  # times an embedded Ray is started: its parts wait 15 s for each other, too short for a cold or busy disk
+REACH = 10  # seconds to wait for a cluster's first node; Ray itself would ask for minutes
 
 
 class Step(NamedTuple):
@@ -241,6 +243,8 @@ def cluster(processors):
         options |= {"object_store_memory": OBJECT_STORE}
     for left in reversed(range(1 if address else STARTS)):
         try:
+            if address:
+                _reach(ray, address)
             ray.init(logging_level="ERROR", log_to_driver=False, **options)
             break
         except Exception as error:  # Ray raises a bare one where its processes do not come up in time
@@ -253,6 +257,15 @@ def cluster(processors):
         yield ray
     finally:
         ray.shutdown()
+
+
+def _reach(ray, address):
+    """Raises `OSError` where nobody listens at host:port; other forms (auto) are left to Ray."""
+    host, _, port = address.rpartition(":")
+    host = host.rpartition("/")[2].strip("[]")
+    if port.isdecimal():
+        here = host in ("localhost", "127.0.0.1", "::1")  # Ray takes this machine's other address for it
+        socket.create_connection((ray.util.get_node_ip_address() if here else host, int(port)), REACH).close()
 
 
 # ------------------------------------------------------------------------------------------------------------- a grid

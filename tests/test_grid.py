@@ -206,7 +206,6 @@ def test_both_engines_leave_the_same_files_though_a_worker_of_ray_is_killed(tmp_
 
 def test_a_cluster_that_does_not_answer_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    monkeypatch.setenv("RAY_gcs_rpc_server_connect_timeout_s", "1")
     file = write_grid(tmp_path, write_notebook(tmp_path / "n.ipynb", FINISH))
     process = start(file, "--engine", "ray")
     err = process.communicate(timeout=120)[1]
