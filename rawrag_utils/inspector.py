@@ -59,6 +59,8 @@ def show(view, heading=""):
         display(HTML(view))
         return
     said = html.unescape(re.search('aria-label="([^"]*)"', view)[1])  # where no picture can be shown
+    # A picture shrinks as a whole into the room there is; without a view box it would be cut off on the right.
+    view = re.sub('width="([0-9]+)" height="([0-9]+)"', r'viewBox="0 0 \1 \2" width="100%"', view, count=1)
     display({"image/svg+xml": view, "text/plain": said}, raw=True)
 
 

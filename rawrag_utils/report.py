@@ -614,13 +614,13 @@ def _plain(value):
 def filled(text):
     """`text` with every marked table made anew from its result file; numbers are never typed by hand.
 
-    A mark names file, variants and metrics, as in `<!-- table results/sample/local/02_embedding.csv: dense, bm25:
-    recall@5 -->`; the table ends at `<!-- end -->`.
+    A mark names file, variants, metrics and, where it is not `all`, the category, as in `<!-- table
+    results/sample/local/02_embedding.csv: dense, bm25: recall@5: temporal -->`; the table ends at `<!-- end -->`.
     """
 
     def fill(mark):
-        file, variants, shown = (part.strip() for part in mark[1].split(":", 2))
-        table = results.wide(results.read_table(paths.resolve(file)), [m.strip() for m in shown.split(",")])
+        file, variants, shown, *category = (part.strip() for part in mark[1].split(":"))
+        table = results.wide(results.read_table(paths.resolve(file)), [m.strip() for m in shown.split(",")], *category)
         names = [v.strip() for v in variants.split(",")]
         if missing := [v for v in names if v not in table.index]:
             raise BadInput(f"{file}: no variant {missing[0]!r}; it has {', '.join(table.index)}")

@@ -438,7 +438,8 @@ def token_vectors(embedder, texts, kind="document"):
         return tokens
     special = _own_ids(embedder, SPECIAL, lambda tokenizer: tokenizer.all_special_ids)
     of_prompt = b"prompt " + hashlib.sha256(prompt.encode()).digest()
-    before = _own_ids(embedder, of_prompt, lambda tokenizer: tokenizer(prompt)["input_ids"] if prompt else [])
+    none = np.zeros(0, np.int32)
+    before = _own_ids(embedder, of_prompt, lambda tokenizer: tokenizer(prompt)["input_ids"]) if prompt else none
     return [_without(t, before, special, kind == "query") for t in tokens]
 
 

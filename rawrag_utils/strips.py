@@ -9,6 +9,8 @@ import html
 import re
 from typing import NamedTuple
 
+from rawrag_utils import subtitles
+
 INK, SOFT, PAPER = (
     f"var(--jp-{name}, {fallback})"
     for name, fallback in (
@@ -32,7 +34,7 @@ CUT, KEPT = f'{LINE} stroke-width="1.2" stroke-dasharray="3 2"', f'{LINE} stroke
 WINDOW, CHOSEN = 'stroke="#8a8a8a"', f'fill="none" stroke="{EVIDENCE}" stroke-width="2.5" stroke-dasharray="5 2"'
 TRIANGLE = f'<path fill="{EVIDENCE}" {LINE} stroke-width=".6" d="M0 0L5.5 9H-5.5Z"/>'
 STYLE = f"""<style>
-.rr-svg {{ background: {PAPER}; max-width: 100%; display: block; }}
+.rr-svg {{ background: {PAPER}; min-width: 40rem; display: block; }}
 .rr-svg .rr-paper {{ fill: {PAPER}; }}
 .rr-svg .rr-turns {{ stroke: {PAPER}; }}
 .rr-svg .rr-line {{ stroke: {INK}; }}
@@ -230,14 +232,18 @@ def _cut_edges(chunk, spans):
 
 
 def _sessions(conversation, spans, start, end, x):
-    """Ticks and dates where sessions begin; a date is left out where the one before leaves no room."""
+    """Ticks and dates where sessions begin; a date is left out where the one before leaves no room.
+
+    Turns that know their times have these instead, wherever there is room.
+    """
     out, free, before = [], 0.0, None
     for i, turn in enumerate(conversation.turns):
-        if turn.session != before and start <= spans[i][0] < end:
-            place = x(spans[i][0])
+        place = x(spans[i][0])
+        room = free <= place < 90
+        if (room if turn.times else turn.session != before) and start <= spans[i][0] < end:
             out.append(f'<line x1="{place:.2f}%" x2="{place:.2f}%" y1="2" y2="14" {LINE}/>')
-            label = turn.session_date or f"session {turn.session}"
-            if place >= free and place < 90:
+            label = subtitles.clock(turn.times[0]) if turn.times else turn.session_date or f"session {turn.session}"
+            if room:
                 out.append(f'<text {SOFT_TEXT} x="{place:.2f}%" dx="3" y="11">{clean(label, 16)}</text>')
                 free = place + 11
         before = turn.session
@@ -252,7 +258,9 @@ def _range(candidates):
 
 def _turn(conversation, i):
     turn = conversation.turns[i]
-    return f"turn {i} ({clean(turn.turn_id, 40)}), {clean(turn.speaker, 40)}: {clean(turn.text, TITLE)}"
+    about = [subtitles.span(*turn.times)] if turn.times else []
+    about += [clean(turn.speaker, 40)] if turn.speaker else []
+    return f"turn {i} ({clean(turn.turn_id, 40)}){''.join(f', {some}' for some in about)}: {clean(turn.text, TITLE)}"
 
 
 def _on(place, y, text, ink):
@@ -263,6 +271,8 @@ def _on(place, y, text, ink):
 def _legend(speakers, marks, top):
     names = {"speaker A": "turn of speaker A", "speaker B": "turn of speaker B", "others": "turn of others"}
     swatch = '<rect y="2" width="14" height="10" {}/>'.format
+    if not set(speakers) - {"others"}:
+        names["others"] = "turn"
     items = [(swatch(f'fill="{SPEAKERS[s]}"'), names[s]) for s in SPEAKERS if s in set(speakers)]
     if marks.candidates:
         low, high = (swatch(f'{WINDOW} fill="{colour(share)[0]}"') for share in (0.15, 0.85))

@@ -122,7 +122,7 @@ def _legend(ax, roles, evidence):
 # The doubled class outdoes JupyterLab's own rules for tables and texts in an output.
 STYLE = """<style>
 .rr-view { background: var(--jp-layout-color0, #fff); color: var(--jp-content-font-color1, #1a1a1a);
-  font: 13px/1.45 system-ui, sans-serif; max-width: 78rem; }
+  font: 13px/1.45 system-ui, sans-serif; max-width: 78rem; overflow-x: auto; }
 .rr-view.rr-view table { width: 100%; table-layout: auto; border-collapse: collapse; margin: .2rem 0 .8rem;
   font-size: 13px; }
 .rr-view.rr-view table.rr-halves { table-layout: fixed; }
@@ -372,7 +372,8 @@ def _nothing(found):
 def _fate(desk, found, row):
     """Cells of an evidence turn: which, what was said, its ranks and its stage."""
     turn = desks.conversation(desk, found.question.conversation_id).turns[int(row["turn"])]
-    said = f'<bdi>{clean(turn.speaker, 60)}</bdi>: <bdi dir="auto">{clean(turn.text, 240)}</bdi>'
+    who = f"<bdi>{clean(turn.speaker, 60)}</bdi>: " if turn.speaker else ""
+    said = f'{who}<bdi dir="auto">{clean(turn.text, 240)}</bdi>'
     name = f"{row['turn']:.0f} (<bdi>{clean(turn.turn_id, 40)}</bdi>)"
     return [_Html(name), _Html(said), _rank(row["pool_rank"]), _rank(row["rank"]), _stage(desk, found, row)]
 

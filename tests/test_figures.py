@@ -1,5 +1,7 @@
 """Pictures of result tables: what is drawn, with and without intervals."""
 
+import types
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -90,3 +92,36 @@ def test_levels_take_arms_that_lack_a_category(table):
     fewer = table[~((table["variant"] == "hyde") & (table["category"] == "temporal"))]
     (ax,) = figures.levels(fewer, ["dense", "hyde"], METRIC).axes
     assert np.isnan(ax.containers[1].lines[0].get_ydata()[0]) and ax.get_ylim()[0] == 0
+
+
+def spans(*ends):
+    return [types.SimpleNamespace(start_ms=a, end_ms=b) for a, b in ends]
+
+
+def test_merging_shows_cues_segments_and_gold_ranges_of_the_span():
+    talk = (
+        spans((0, 900), (1000, 4000), (9000, 12_000)),
+        spans((0, 4000), (9000, 12_000)),
+        [(1000, 4000), (60_000, 70_000)],
+    )
+    figure = figures.merging({"a": talk, "b": (*talk[:2], [])}, 0, 10_000)
+    first, second = figure.axes
+    assert [t.get_text() for t in first.get_yticklabels()] == ["gold ranges", "segments", "cues"]
+    assert [t.get_text() for t in second.get_yticklabels()] == ["segments", "cues"]
+    assert len(first.patches) == 3 + 2 + 1 and [t.get_text() for t in first.texts] == ["1"]  # 2 runs past the span
+    assert first.get_xlim() == (0, 10) and first.get_title("left") == "a"
+
+
+def test_a_curve_for_each_arm_and_a_panel_for_each_lecture():
+    curves = {"zh": {"dense": [0.1, 0.5], "late": [0.4, 0.9]}, "en": {"dense": [0.2, 0.6], "late": [0.3, 0.8]}}
+    figure = figures.over_seconds(curves, [60, 180], marks=[60])
+    assert [ax.get_title("left") for ax in figure.axes] == ["zh", "en"]
+    assert [line.get_ydata().tolist() for line in figure.axes[0].lines[:2]] == [[0.1, 0.5], [0.4, 0.9]]
+    assert len(figure.axes[0].lines) == 3 and figure.axes[0].get_ylim() == (0, 1)
+
+
+def test_a_confusion_matrix_has_its_numbers_in_it():
+    counts = pd.DataFrame([[3, 0], [1, 2]], pd.Index(["factual", "open"], name="type"), ["factual", "open"])
+    (ax,) = figures.confusion(counts, "said").axes
+    assert [t.get_text() for t in ax.texts] == ["3", "0", "1", "2"] and ax.get_ylabel() == "type"
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["factual", "open"]

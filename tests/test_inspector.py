@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import os
+import re
 
 import pytest
 from conftest import HOSTILE, talk
 from test_views import SAFE, Page
 
 from rawrag_utils import desk as desks
-from rawrag_utils import inspector, retrieval, views
+from rawrag_utils import inspector, paths, retrieval, views
 from rawrag_utils.paths import BadInput
 
 
@@ -227,6 +228,20 @@ def test_two_lines_open_a_file(tmp_path, computed, monkeypatch):
         inspector.open(str(tmp_path / "none.json"))
 
 
+def test_two_lines_open_subtitles(computed, monkeypatch):
+    monkeypatch.delenv("RAWRAG_RUN_FOLDER", raising=False)
+    box = inspector.open(str(paths.ROOT / "data/sample/lectures/tides_en.srt"))
+    chooses = {w.description: w for w in widgets(box) if getattr(w, "description", "")}
+    assert chooses["Sessions"].disabled and chooses["Question"].options == ()
+    chooses["Or type one"].value = "Why is high water late?"
+    views_ = "".join(w.value for w in widgets(box) if type(w).__name__ == "HTML")
+    read = Page(views_).text
+    assert "typed by hand" in read and "Memory 1 (chunk=" in read and "None" not in read
+    assert re.search(r"\[\d\d:\d\d~\d\d:\d\d\] ", read)  # times where other turns have a date
+    assert len(chooses["Window"].options) > 3 and "rank 1: window" in chooses["Window"].options[0][0]
+    assert "(S1), 00:0" in read and "(S1), :" not in read and "session 1" not in read  # tooltips and the axis too
+
+
 def test_a_headless_run_shows_the_static_views(tmp_path, computed, monkeypatch):
     path = tmp_path / "my.json"
     path.write_text(json.dumps(talk()), encoding="utf-8")
@@ -236,6 +251,7 @@ def test_a_headless_run_shows_the_static_views(tmp_path, computed, monkeypatch):
     assert inspector.open(str(path)) is None
     pictures = [what for what, options in bundles if options == {"raw": True}]
     assert len(pictures) == 3 and all(p["image/svg+xml"].startswith("<svg") for p in pictures)
+    assert all('viewBox="0 0 1000 ' in p["image/svg+xml"].partition(">")[0] for p in pictures)  # shrinks, is not cut
     texts = "".join(what.data for what, options in bundles if not options)
     assert "What about the kiln 1?" in texts and "<h3>The conversation</h3>" in texts
 

@@ -342,5 +342,10 @@ def test_a_marked_table_names_what_is_missing(tmp_path):
     assert "| dense | 30 | .250 [.200, .300] |" in report.filled(
         f"<!-- table {results_file}: dense: recall@15 --><!-- end -->"
     )
+    other = pd.DataFrame([row(), {**row(), "category": "temporal", "value": 0.75}]).reindex(columns=results.COLUMNS)
+    other.to_csv(results_file, index=False)
+    assert "| dense | 30 | .750" in report.filled(
+        f"<!-- table {results_file}: dense: recall@15: temporal --><!-- end -->"
+    )
     with pytest.raises(BadInput, match="no variant 'bm25'"):
         report.filled(f"<!-- table {results_file}: bm25: recall@15 --><!-- end -->")

@@ -204,6 +204,12 @@ def test_a_prompt_alone_and_one_over_several_pieces(hub):
     assert [i for i in found.ids.tolist() if i > 4] == ids(text, False)
 
 
+def test_a_question_is_known_the_second_time(embedder, passes):
+    (first,) = rerankers.token_vectors(embedder, ["a clay bowl"], "query")
+    (again,) = rerankers.token_vectors(embedder, ["a clay bowl"], "query")
+    assert all(map(np.array_equal, first, again)) and len(passes) == 1
+
+
 def test_rarity_does_not_see_the_prompt(embedder):
     lines, asked = ["a clay bowl", "kiln"], ["clay kiln"]
     weights = [

@@ -197,3 +197,21 @@ def test_committed_tables_meet_the_expected_numbers(place):
     tables = {notebook: results.read_table(folder / f"{notebook}.csv") for notebook in expected}
     lines, passed = runner.compare(expected, tables)
     assert passed, "\n".join(lines)
+
+
+def test_run_id_follows_the_subtitles_that_are_named(notebook, tmp_path):
+    talk = tmp_path / "talk.srt"
+    talk.write_text("1\n00:00:01,000 --> 00:00:02,000\nHello\n")
+    identity = results.run_id(notebook("A = 1"), {"SUBTITLES": str(talk)})
+    assert identity == results.run_id(notebook("A = 1"), {"SUBTITLES": str(talk)})
+    talk.write_text("1\n00:00:01,000 --> 00:00:02,000\nGood bye\n")
+    assert identity != results.run_id(notebook("A = 1"), {"SUBTITLES": str(talk)})
+    assert results.run_id(notebook("A = 1"), {"SUBTITLES": ""})  # none named
+
+
+def test_an_answer_is_printed_and_kept_but_is_no_result(tmp_path, capsys):
+    run = results.Run("08_made", {}, "0", tmp_path / "new", 0.0)
+    results.save_answer(run, "It relaxes. [00:01~00:02]")
+    assert capsys.readouterr().out == "It relaxes. [00:01~00:02]\n"
+    assert (tmp_path / "new" / "08_made_answer.txt").read_text() == "It relaxes. [00:01~00:02]\n"
+    assert run.files == [] and results.result_files(tmp_path / "new") == []

@@ -366,6 +366,17 @@ def test_the_committed_plan_has_its_form():
     assert all(step.keys() <= {"notebook", "parameters"} for steps in lists.values() for step in steps)
 
 
+def test_an_entry_of_a_plan_may_name_its_profile_and_the_command_line_another(params):
+    lists = run._read_yaml(paths.ROOT / "notebooks/params/plan.yaml")
+    params({"sample": [], "lectures": lists["lectures"]})
+    for name in ("multilingual", "small"):
+        shutil.copy(paths.ROOT / f"notebooks/params/{name}.yaml", paths.params())
+    for typed, used in (("local", "multilingual"), ("small", "small")):
+        (((path, parameters),), published) = run.plan("lectures", typed)
+        assert (path.stem, parameters["PROFILE"], parameters["DATASET"]) == ("08_subtitles", used, "lectures")
+        assert published
+
+
 def test_a_plan_is_published_an_own_data_set_is_not_and_check_compares(tmp_path, capsys, params):
     path = write_notebook(
         tmp_path / "01_tiny.ipynb", FINISH, parameters="DATASET = 'sample'\nPROFILE = 'local'\nNUMBER = 1\n"
