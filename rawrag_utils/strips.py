@@ -34,7 +34,7 @@ CUT, KEPT = f'{LINE} stroke-width="1.2" stroke-dasharray="3 2"', f'{LINE} stroke
 WINDOW, CHOSEN = 'stroke="#8a8a8a"', f'fill="none" stroke="{EVIDENCE}" stroke-width="2.5" stroke-dasharray="5 2"'
 TRIANGLE = f'<path fill="{EVIDENCE}" {LINE} stroke-width=".6" d="M0 0L5.5 9H-5.5Z"/>'
 STYLE = f"""<style>
-.rr-svg {{ background: {PAPER}; min-width: 40rem; display: block; }}
+.rr-svg {{ background: {PAPER}; display: block; }}
 .rr-svg .rr-paper {{ fill: {PAPER}; }}
 .rr-svg .rr-turns {{ stroke: {PAPER}; }}
 .rr-svg .rr-line {{ stroke: {INK}; }}

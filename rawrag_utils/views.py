@@ -134,6 +134,7 @@ STYLE = """<style>
   border: 0; border-bottom: 1px solid var(--jp-border-color2, #d5d5d5); }
 .rr-view.rr-view thead th { color: var(--jp-content-font-color2, #595959); font-weight: 600; }
 .rr-view.rr-view td.rr-text { white-space: pre-wrap; overflow-wrap: anywhere; }
+.rr-view .rr-svg { min-width: 40rem; }
 .rr-view p { margin: 0 0 .4rem; }
 .rr-view h3 { font-size: 15px; margin: 1rem 0 .3rem; }
 .rr-view .rr-question { font-size: 17px; font-weight: 600; line-height: 1.3; }

@@ -256,8 +256,11 @@ def test_recursive_split_takes_lines_then_sentences_then_tokens():
     assert split(first, 64) == [f"Conversation ID: c\n\nN: {first}\nN: end"]
     assert split(first, 16) == [
         "Conversation ID: c\n\nN: The kiln is hot today.",
-        "We should wait for it! Shall we? Yes",
-        "N: end",
+        "We should wait for it! Shall we? Yes\nN: end",
     ]
-    assert split("窯很熱。我們要等一等！好嗎？好", 14)[1:] == ["我們要等一等！", "好嗎？好", "N: end"]
+    assert split(first, 12)[:2] == [
+        "Conversation ID: c\n\nN: The kiln is hot",
+        "today. We should wait for it! Shall we? Yes",
+    ]
+    assert split("窯很熱。我們要等一等！好嗎？好", 18)[1] == "我們要等一等！好嗎？好\nN: end"
     assert len(split("clay " * 60, 16)) == 5
