@@ -251,7 +251,8 @@ def cluster(processors):
             ray.shutdown()
             if not left:
                 place = f"RAY_ADDRESS={address}" if address else "Ray"
-                reason, remedy = str(error).partition("\n")[0][:200], "correct the address, or unset it to embed Ray"
+                reason = str(error).partition("\n")[0][:200]
+                remedy = "correct it or RAY_AUTH_MODE, or unset it to embed Ray"
                 raise BadInput(f"{place}: no cluster ({reason}); {remedy if address else 'run again'}") from error
     try:
         yield ray
