@@ -143,7 +143,7 @@ def test_unknown_notebook_and_profile(tmp_path, capsys):
     assert run.main(["--plan", "sample", "--profile", "plan"]) == 2  # plan.yaml is no profile
     lines = capsys.readouterr().err.splitlines()
     assert "no such notebook" in lines[0] and "PROFILE=gpt9: no such profile" in lines[1]
-    assert "there are local" in lines[1] and "PROFILE=plan: no such profile" in lines[2] and len(lines) == 3
+    assert "there are e5, local" in lines[1] and "PROFILE=plan: no such profile" in lines[2] and len(lines) == 3
 
 
 # ------------------------------------------------------------------------------------------------------ runs that end
@@ -367,7 +367,7 @@ def test_the_committed_plan_has_its_form():
 
 
 def test_an_entry_of_a_plan_may_name_its_profile_and_the_command_line_another(params):
-    lists = run._read_yaml(paths.ROOT / "notebooks/params/plan.yaml")
+    lists = run.read_yaml(paths.ROOT / "notebooks/params/plan.yaml")
     params({"sample": [], "lectures": lists["lectures"]})
     for name in ("multilingual", "small"):
         shutil.copy(paths.ROOT / f"notebooks/params/{name}.yaml", paths.params())
