@@ -143,7 +143,7 @@ def test_unknown_notebook_and_profile(tmp_path, capsys):
     assert run.main(["--plan", "sample", "--profile", "plan"]) == 2  # plan.yaml is no profile
     lines = capsys.readouterr().err.splitlines()
     assert "no such notebook" in lines[0] and "PROFILE=gpt9: no such profile" in lines[1]
-    assert "there are local" in lines[1] and "PROFILE=plan: no such profile" in lines[2] and len(lines) == 3
+    assert "there are e5, local" in lines[1] and "PROFILE=plan: no such profile" in lines[2] and len(lines) == 3
 
 
 # ------------------------------------------------------------------------------------------------------ runs that end
