@@ -59,11 +59,12 @@ def panel(tab):
 
 
 def card(panel, *texts):
-    """The card about the question, once it holds these texts; as text."""
+    """The card about the question, once it holds these texts and the views after it have come too; as text."""
     shown = panel.locator("section[aria-label=question]")
     for text in texts:
         shown = shown.filter(has_text=text)
     shown.wait_for()
+    browser.idle(panel.page)
     return panel.locator("section[aria-label=question]").inner_text()
 
 
@@ -121,9 +122,10 @@ def test_the_inspector_by_mouse_and_keyboard(tab, lab, panel):
     said.wait_for()
     left = control(panel, "Question").locator("option").count()
     assert said.inner_text() == f"{left} of {len(asked)} questions" and 0 < left < len(asked)
-    assert "✗ beyond the budget" in panel.locator("section[aria-label=question]").inner_text()
+    card(panel, "✗ beyond the budget")
     control(panel, "Evidence lost").select_option(index=0)
     said.wait_for(state="detached")
+    browser.idle(tab)
 
     # The dates, dragged by the mouse to the middle, then one further by a key.
     assert panel.locator(".widget-slider .widget-label").get_attribute("title").startswith("From the first")
