@@ -316,7 +316,8 @@ def _late(desk, asked):
     where = built(desk, asked[0].conversation_id)
     part = where[asked[0].conversation_id]
     texts = [chunk["content"] for chunk in part["chunks"]]
-    mark = hashlib.sha256(json.dumps([desk.late.key, desk.late.config.query_prompt, texts]).encode()).digest()
+    prompts = [desk.late.config.query_prompt, desk.late.config.document_prompt]
+    mark = hashlib.sha256(json.dumps([desk.late.key, prompts, texts]).encode()).digest()
     keys = [hashlib.sha256(mark + q.text.encode()).digest() for q in asked]
     known = {key: desk.known["late", key] for key in keys if ("late", key) in desk.known}
     if missing := set(keys) - set(known):
