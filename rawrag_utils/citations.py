@@ -37,7 +37,7 @@ class Cited(NamedTuple):
     completion: object
 
 
-def asked(corpus, index, questions, ranking, seconds, extra=0):
+def asked(corpus, index, questions, ranking, seconds):
     """An `Asked` for each question: its lines within `seconds` of lecture (see `timed.handed_over`), oldest first."""
     talks = {c.conversation_id: c.turns for c in corpus.conversations}
     windows = {c["chunk_id"]: c for part in index.values() for c in part["chunks"]}
@@ -46,7 +46,7 @@ def asked(corpus, index, questions, ranking, seconds, extra=0):
     for question in questions:
         turns = talks[question.conversation_id]
         best = [windows[d] for d in found.get(question.question_id, ())]
-        given = sorted(timed.handed_over([t.times for t in turns], best, seconds, extra))
+        given = sorted(timed.handed_over([t.times for t in turns], best, seconds))
         language = prompts.language(question.text)
         memories = "\n".join(prompts.fenced(chunking.turn_line(turns[turn])) for turn in given)
         fields = {"memories": memories, "question": prompts.fenced(question.text)}
@@ -96,10 +96,12 @@ def checked(completion, times, turns):
 
     said = "" if answer == stated else _CITED.sub(mark, stated)
     text = _CITED.sub(mark, answer)
-    marks = [m for m in re.findall(r"\[[^\]]*\]", said) if m not in text]
-    tail = "".join(f" {m}" for m in dict.fromkeys(marks))
+    marks = [f" {m}" for m in dict.fromkeys(re.findall(r"\[[^\]]*\]", said)) if m not in text]
+    tail, whole = "", text + "".join(marks)
+    for one in marks:  # however many a model names, half of the room is the answer's
+        tail += one if len(tail + one) <= LIMIT // 2 else ""
     shown = _within_limit(text, LIMIT - len(tail)) + tail
-    return Cited(shown, tuple(dict.fromkeys(good)), tuple(dict.fromkeys(stray)), len(text + tail) > LIMIT, completion)
+    return Cited(shown, tuple(dict.fromkeys(good)), tuple(dict.fromkeys(stray)), len(whole) > LIMIT, completion)
 
 
 def _within_limit(text, limit):

@@ -60,7 +60,7 @@ class Desk:
     corpus: object
     profile: str
     embedder: object
-    late: object  # the embedder that has token vectors: `local`'s where the profile's own is an endpoint
+    late: object  # the embedder that has token vectors, see `rerankers.load_encoder`
     reranker: object  # the profile's own, None where it is late interaction
     settings: Settings
     known: dict = dataclasses.field(default_factory=dict)
@@ -90,9 +90,9 @@ def prepare(dataset, profile="local", settings=None, path=None):
     settings = settings or Settings()
     chunking.check_size(settings.size, settings.overlap)
     embedder, reranker = models.load_embedder(profile), None
+    late = embedder
     if getattr(models.profile(profile), "reranker", None):
-        reranker = rerankers.load_reranker(profile)
-    late = models.load_embedder("local") if embedder.config.kind == "endpoint" else embedder
+        reranker, late = rerankers.load_reranker(profile), rerankers.load_encoder(profile)
     own = reranker if reranker and reranker.config.kind != "maxsim" else None
     return Desk(corpora.load(dataset, path), profile, embedder, late, own, settings)
 
@@ -316,7 +316,8 @@ def _late(desk, asked):
     where = built(desk, asked[0].conversation_id)
     part = where[asked[0].conversation_id]
     texts = [chunk["content"] for chunk in part["chunks"]]
-    mark = hashlib.sha256(json.dumps([desk.late.key, desk.late.config.query_prompt, texts]).encode()).digest()
+    prompts = [desk.late.config.query_prompt, desk.late.config.document_prompt]
+    mark = hashlib.sha256(json.dumps([desk.late.key, prompts, texts]).encode()).digest()
     keys = [hashlib.sha256(mark + q.text.encode()).digest() for q in asked]
     known = {key: desk.known["late", key] for key in keys if ("late", key) in desk.known}
     if missing := set(keys) - set(known):

@@ -166,7 +166,13 @@ def _controls(desk, conversation_id, method, other):
         "stage": widgets.Dropdown(options=stages, description="Evidence lost", **options),
         "question": widgets.Dropdown(description="Question", **options),
         "typed": widgets.Text(description="Or type one", placeholder="your own question, then Enter", **enter),
-        "dates": widgets.SelectionRangeSlider(options=["no dates"], description="Sessions", readout=False, **enter),
+        "dates": widgets.SelectionRangeSlider(
+            options=["no dates"],
+            description="Sessions",
+            tooltip="From the first to the last session that is searched",  # without one the label's title is "null"
+            readout=False,
+            **enter,
+        ),
         "window": widgets.Dropdown(description="Window", **options),
         "tokens": widgets.Checkbox(description="Token boundaries", indent=True, **options),
     }

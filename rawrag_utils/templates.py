@@ -89,15 +89,19 @@ What cars has Leo had, and what became of them?""",
     32,
 )
 
-_ROUTE = Template(
-    """You sort questions about a long chat by the kind of search they need. The types:
-factual: asks for a name, number, time, place or another single fact
+_KINDS = """factual: asks for a name, number, time, place or another single fact
 conceptual: asks why something is so, or how something works
 procedural: asks how to do something, or for steps
 comparative: asks for differences, likeness, pros and cons
 exploratory: open or broad, asks for an overview or an opinion
 Return one line of JSON: {"type": one of the five, "confidence": a number from 0 to 1, "reasoning": one short sentence}
+"""
 
+_ROUTE = Template(
+    """You sort questions about a long chat by the kind of search they need. The types:
+"""
+    + _KINDS
+    + """
 Examples
 Question: Which instrument did Maya begin to learn in spring?
 {"type": "factual", "confidence": 0.95, "reasoning": "It asks for the name of one instrument."}
@@ -236,13 +240,9 @@ General: What are the stages of making bread?""",
 
 _ROUTE_LECTURE = Template(
     """You sort questions about a lecture by the kind of search they need. The types:
-factual: asks for a name, number, time, place or another single fact
-conceptual: asks why something is so, or how something works
-procedural: asks how to do something, or for steps
-comparative: asks for differences, likeness, pros and cons
-exploratory: open or broad, asks for an overview or an opinion
-Return one line of JSON: {"type": one of the five, "confidence": a number from 0 to 1, "reasoning": one short sentence}
-
+"""
+    + _KINDS
+    + """
 Examples
 Question: How hot is the oven for the rye bread?
 {"type": "factual", "confidence": 0.95, "reasoning": "It asks for one number."}

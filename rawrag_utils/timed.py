@@ -27,9 +27,14 @@ def handed_over(times, windows, seconds, extra=0):
     >>> handed_over(times, [{"start_turn": 1, "end_turn": 1}, {"start_turn": 0, "end_turn": 0}], seconds=20)
     [1, 0]
     """
-    order = [turn for some in chunking.expand(windows, len(times), extra) for turn in some]
-    spent = np.cumsum([times[turn][1] - times[turn][0] for turn in order])
-    return order[: int(np.searchsorted(spent, 1000 * seconds, side="right"))]
+    turns, spent = _walk(times, windows, extra)
+    return turns[: int(np.searchsorted(spent, seconds, side="right"))]
+
+
+def _walk(times, windows, extra):
+    """All turns that `windows` bring, in order, and the seconds handed over with each."""
+    turns = [turn for some in chunking.expand(windows, len(times), extra) for turn in some]
+    return turns, np.cumsum([times[turn][1] - times[turn][0] for turn in turns]) / 1000
 
 
 def range_hits(corpus, index, ranking, extra=0):
@@ -44,8 +49,7 @@ def range_hits(corpus, index, ranking, extra=0):
     rows = []
     for query_id, found in ranking.sort_values("rank", kind="stable").groupby("query_id", sort=False):
         known = times[asked[query_id].conversation_id]
-        turns = [t for some in chunking.expand([windows[d] for d in found["doc_id"]], len(known), extra) for t in some]
-        spent = np.cumsum([known[t][1] - known[t][0] for t in turns]) / 1000
+        turns, spent = _walk(known, [windows[d] for d in found["doc_id"]], extra)
         for place, gold in enumerate(asked[query_id].ranges):
             rows.append((query_id, place, _found_at(gold, [known[t] for t in turns], spent)))
     return pd.DataFrame(rows, columns=["query_id", "range", "seconds"])
@@ -82,11 +86,6 @@ def curves(corpus, hits, seconds=CURVE):
         }
         for c in corpus.conversations
     }
-
-
-def recall(corpus, index, ranking, extra=0, seconds=SECONDS):
-    """`range_recall` of a ranking."""
-    return range_recall(range_hits(corpus, index, ranking, extra), seconds)
 
 
 def summarise(arms, corpus, names, baselines):

@@ -75,6 +75,13 @@ def test_times_on_a_line_of_their_own_stand_behind_the_answer():
     assert checked("none\nAnswer: The lecture does not say.").text == "The lecture does not say."
 
 
+def test_many_times_leave_room_for_the_answer():
+    stated = " ".join(f"[05:{i:02d}~06:{i:02d}]" for i in range(40))
+    found = checked(f"{stated}\nAnswer: It relaxes.")
+    assert len(found.text) <= citations.LIMIT and found.text.startswith("It relaxes. [not handed over: 05:00")
+    assert found.cut and len(found.stray) == 40
+
+
 def test_one_citation_twice_counts_once():
     found = checked("A [00:00~00:09]. B [00:00~00:09]. C [05:00~05:10], [05:00~05:10].")
     assert found.ranges == ((0, 9_700),) and found.stray == ("05:00~05:10",)

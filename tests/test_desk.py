@@ -230,3 +230,9 @@ def test_a_reranker_of_its_own_is_asked_for_one_question_at_a_time(desk, monkeyp
     with pytest.raises(BadInput, match="may cost; choose rrf\\+maxsim"):
         desks.stages(paid, "one", "rrf+endpoint")
     assert len(scored) == 1
+
+
+def test_late_interaction_takes_the_encoder_that_the_profile_names():
+    looked = desks.prepare("sample", "multilingual")
+    assert looked.late.config.model == "multilingual-e5-small" and looked.reranker is None
+    assert desks.prepare("sample").late.config.model == "all-MiniLM-L6-v2"

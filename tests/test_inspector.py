@@ -47,6 +47,10 @@ def test_it_begins_with_the_first_question_that_has_evidence(made):
     assert "2024-03-02 to 2024-07-01" in made.days.value and made.message.value == ""
 
 
+def test_the_slider_says_what_its_range_is(made):
+    assert made.choose["dates"].tooltip == "From the first to the last session that is searched"
+
+
 def test_every_view_is_what_its_function_returns(made, desk):
     made.choose["other"].value = "dense"
     found = desks.find(desk, desks.questions(desk, "one")[0], "rrf+maxsim")
