@@ -10,12 +10,14 @@ DATASET = sample
 PROFILE = local
 LOCOMO =
 NB =
+GRID =
+ENGINE = local
 ARGS =
 
 # Recipes take values as "$$NAME" from the environment, where no blank, quote or $ in them means anything to make or
 # to the shell. P="COST=$5" would lose its $ when make expands it, so P is taken as it was written.
 override P := $(value P)
-export DATASET PROFILE LOCOMO NB P
+export DATASET PROFILE LOCOMO NB GRID ENGINE P
 
 # A name on PATH is not yet a Python (pyenv leaves shims that fail), so each candidate is run. 3.11 comes first:
 # requirements.lock was made with it.
@@ -62,7 +64,7 @@ $(READY): requirements.lock pyproject.toml
 typed         = $(if $(findstring command line,$(origin $(1))),-p $(1) "$$$(1)")
 no_parameters = $(if $(P)$(NB),$(error a plan has its own parameters: change them with make run NB=... P="NAME=VALUE"))
 
-.PHONY: help setup lab data models results estimate run check report bench test lint format lock clean clean-all
+.PHONY: help setup lab data models results estimate run grid check report bench test lint format lock clean clean-all
 
 help: ## explain every target
 	@echo "Raw-RAG, a notebook laboratory. First time here: make results (some minutes), then make lab."
@@ -70,7 +72,7 @@ help: ## explain every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "Targets install what they need. FORCE=1 repeats finished work, ARGS='...' goes to the program behind"
-	@echo "lab, test and bench, PYTHON=... chooses the interpreter (3.11 or newer) of the first install."
+	@echo "lab, grid, test and bench, PYTHON=... chooses the interpreter (3.11 or newer) of the first install."
 
 setup: $(READY) ## make .venv and install what requirements.lock lists
 
@@ -94,6 +96,10 @@ estimate: $(READY) ## say what the plan of DATASET would ask of PROFILE's langua
 run: $(READY) ## run one notebook into runs/: NB=02_embedding P="DATASET=my.json CATEGORIES='[1, 2]'"
 	$(if $(NB),,$(error name a notebook: make run NB=01_chunking P="CHUNK_SIZE=128"))
 	$(PY) -m rawrag_utils.run "$$NB" $(call typed,DATASET) $(call typed,PROFILE) $(if $(P),--set "$$P")
+
+grid: $(READY) ## run every combination in GRID=notebooks/params/grid_windows.yaml; ENGINE=ray spreads them
+	$(if $(GRID),,$(error name a grid: make grid GRID=notebooks/params/grid_windows.yaml))
+	$(PY) -m rawrag_utils.scale grid "$$GRID" --engine "$$ENGINE" $(ARGS)
 
 check: $(READY) ## run 01-03 anew and compare with results/expected.yaml (DATASET, PROFILE)
 	$(no_parameters)
@@ -130,7 +136,7 @@ lock: ## renew requirements.lock from pyproject.toml (Python 3.11 on Linux); UPG
 	@"$(PYTHON)" -m venv --clear .cache/lock
 	@grep -E '$(if $(UPGRADE),^(torch|soupsieve)==,==)' requirements.lock > .cache/lock/keep.txt
 	@set -o pipefail; .cache/lock/bin/python $(pip_install) -c .cache/lock/keep.txt --upgrade setuptools | $(show_large)
-	@set -o pipefail; .cache/lock/bin/python $(pip_install) -c .cache/lock/keep.txt --no-build-isolation -e '.[dev]' | $(show_large)
+	@set -o pipefail; .cache/lock/bin/python $(pip_install) -c .cache/lock/keep.txt --no-build-isolation -e '.[dev,scale]' | $(show_large)
 	@set -o pipefail; { sed -n '/^#/p' requirements.lock; \
 		.cache/lock/bin/python -m pip freeze --all --exclude pip --exclude rawrag-utils \
 		| sed 's/+.*//' | grep -vE '^(nvidia|cuda|triton)'; } > .cache/lock/requirements.lock

@@ -6,7 +6,7 @@ Data flows one way, and a module imports only from those before it: ``paths`` ->
 ``endpoint`` -> ``llm`` -> ``templates`` -> ``prompts`` -> ``scores`` -> ``metrics`` -> ``queries`` -> ``notes`` ->
 ``timewords`` -> ``answering`` -> ``timed`` -> ``citations`` -> ``derived`` -> ``judges`` -> ``evaluation`` ->
 ``results`` -> ``figures`` -> ``report`` -> ``desk`` -> ``strips`` -> ``views`` -> ``inspector`` -> ``execution`` ->
-``run``. Nothing heavy is imported until a function needs it.
+``run`` -> ``grid`` -> ``lake`` -> ``ingest`` -> ``scale``. Nothing heavy is imported until a function needs it.
 """
 
 __version__ = "0.1.0"

@@ -126,8 +126,8 @@ def _read_json(path):
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
         raise BadInput(f"{paths.relative(path)}: the folder holds no .json file; name a file or another folder")
-    contents = [_parse(file) for file in files]
-    own = [file for file, content in zip(files, contents, strict=True) if _is_own(content)]
+    contents = [parse(file) for file in files]
+    own = [file for file, content in zip(files, contents, strict=True) if is_own(content)]
     if own and len(files) > 1:
         raise BadInput(f"{paths.relative(own[0])}: a folder may hold LoCoMo's older layout only; name this one file")
     if own:
@@ -135,11 +135,13 @@ def _read_json(path):
     return [item for content in contents for item in (content if isinstance(content, list) else [content])]
 
 
-def _is_own(content):
+def is_own(content):
+    """Whether a parsed file has the shape of the project's own form."""
     return isinstance(content, dict) and "conversations" in content
 
 
-def _parse(file):
+def parse(file):
+    """What a JSON file holds. Raises `BadInput` naming line and column of the first fault."""
     name = paths.relative(file)
     try:
         # NaN and Infinity are not JSON, but how some tools write what is missing.
@@ -188,11 +190,8 @@ def _load_own(content, name, _report):  # nothing is repaired: it is the user's 
         raise BadInput(f"{name}: {own_form.explain(error)}; see data/README.md for the form") from error
     conversations, questions = [], []
     for c in checked.conversations:
-        turns = tuple(
-            Turn(t.turn_id, s.session, *_iso(s.date), t.speaker, t.text, t.caption) for s in c.sessions for t in s.turns
-        )
-        source = c.source_id or c.conversation_id
-        conversations.append(Conversation(c.conversation_id, source, c.speaker_a, c.speaker_b, turns))
+        conversations.append(from_own(c))
+        source = conversations[-1].source_id
         questions += [
             Question(
                 f"{source}#{i}",
@@ -207,6 +206,17 @@ def _load_own(content, name, _report):  # nothing is repaired: it is the user's 
             for i, q in enumerate(c.questions)
         ]
     return conversations, questions
+
+
+def from_own(checked):
+    """The `Conversation` of an `own_form.Conversation`."""
+    turns = tuple(
+        Turn(t.turn_id, s.session, *_iso(s.date), t.speaker, t.text, t.caption)
+        for s in checked.sessions
+        for t in s.turns
+    )
+    name = checked.conversation_id
+    return Conversation(name, checked.source_id or name, checked.speaker_a, checked.speaker_b, turns)
 
 
 # --------------------------------------------------------------------------------------------------------------- LoCoMo

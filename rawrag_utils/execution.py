@@ -26,11 +26,15 @@ class Failed(Exception):
     """A notebook that began and did not end well. The message is one line."""
 
 
+class Died(Failed):
+    """A notebook whose kernel was killed: another time it may end well."""
+
+
 def execute(path, parameters, folder, silence):
     """Run the notebook at `path` with all its `parameters` from the repository root; copy and log go to `folder`.
 
-    What `results` saves goes to `folder` too. Raises `Dry` for a dry run, `Failed` when a cell fails, says nothing for
-    `silence` seconds or its kernel dies; what was executed by then is in the copy.
+    What `results` saves goes to `folder` too. Raises `Dry` for a dry run, `Failed` when a cell fails or says nothing
+    for `silence` seconds, `Died` when its kernel dies; what was executed by then is in the copy.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -39,7 +43,7 @@ def execute(path, parameters, folder, silence):
     # Their loggers say what is said here as well, and call a parameter with `=` in its default unknown.
     logging.getLogger("papermill").addHandler(logging.NullHandler())
     logging.getLogger("papermill").propagate = False
-    copy, places = folder / path.name, {}
+    copy, places, fault = folder / path.name, {}, Failed
     with (
         tempfile.TemporaryDirectory(prefix="rawrag-", ignore_cleanup_errors=True) as private,
         open(folder / "log.txt", "w", encoding="utf-8", errors="replace", buffering=1) as log,
@@ -70,13 +74,13 @@ def execute(path, parameters, folder, silence):
             last = [line for line in f"{error.ename}: {error.evalue}".splitlines() if line.strip()][-1]
             place, message = places.get(error.cell_index), error.evalue if error.ename == "BadInput" else last
         except DeadKernelError:
-            place, message = None, "the kernel died, perhaps for want of memory"
+            place, message, fault = None, "the kernel died, perhaps for want of memory", Died
         except Failed as error:
             place, message = None, error
         else:
             return
     place = place or places[max(places)] if places else "before the first cell"
-    raise Failed(f"{path.stem}: {place}: {' '.join(str(message).split())}; see {where(copy)}")
+    raise fault(f"{path.stem}: {place}: {' '.join(str(message).split())}; see {where(copy)}")
 
 
 def _engine(log, places, silence, private, launch):

@@ -299,7 +299,7 @@ def _make_endpoint(chat, units):
                     _write(chat, unit, [[answer]], time.monotonic() - started, retries)
             return unit
 
-        with concurrent.futures.ThreadPoolExecutor(chat.config.parallel) as pool:
+        with concurrent.futures.ThreadPoolExecutor(models.parallel(chat.config)) as pool:
             waiting = [pool.submit(make, unit) for unit in units]
             try:
                 for done in concurrent.futures.as_completed(waiting):

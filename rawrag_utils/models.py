@@ -6,12 +6,14 @@ a text's vector does not depend on its neighbours.
 """
 
 import codecs
+import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import json
 import os
 import re
+import threading
 import time
 import zlib
 from typing import Literal
@@ -26,6 +28,7 @@ from rawrag_utils.paths import BadInput
 BATCH_TOKENS = 4096  # tokens a forward pass; on a CPU 1,024 to 16,384 are equally fast, a GPU needs more to be busy
 BATCH_TOKENS_GPU = 65536
 PULSE = 10  # seconds between two lines about work that goes on
+_COUNTING = threading.Lock()
 RETRIES, TIMEOUT = 5, 60  # of a request to an endpoint: how often again (waits double, Retry-After is heeded), seconds
 
 
@@ -49,7 +52,8 @@ class EmbedderConfig(BaseModel):
     weights_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     format: Literal["E5S1"] | None = None  # a packed file (see `packed`) in place of a folder of sentence-transformers
     tokenizer_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")  # of the universal sentence encoder's
-    batch: int = Field(128, ge=1)  # inputs a request, for an endpoint
+    batch: int = Field(128, ge=1)  # endpoint: inputs a request
+    parallel: int = Field(8, ge=1)  # endpoint: requests at a time
     usd_per_million_tokens: float | None = None
 
     @field_validator("max_length")
@@ -178,7 +182,7 @@ class Embedder:
     def key(self):
         """Names the cache file: a hash of all that decides a text's vector; prompts are part of the text."""
         prompts = {"query_prompt", "document_prompt"}
-        other = {"dtype", "batch", "usd_per_million_tokens", "format", "tokenizer_sha256"}
+        other = {"dtype", "batch", "parallel", "usd_per_million_tokens", "format", "tokenizer_sha256"}
         decides = [self.config.model_dump(exclude=prompts | other), self.device, self.dtype]
         decides.append(os.environ.get("OPENAI_BASE_URL") if self.config.kind == "endpoint" else None)
         decides += [pin for pin in (self.config.tokenizer_sha256,) if pin]  # only where there is one: keys stay
@@ -217,10 +221,11 @@ def describe(embedder):
     }
 
 
-def embed(embedder, texts, kind="document"):
+def embed(embedder, texts, kind="document", cache=True):
     """L2-normalised float32 vectors (len(texts), dimensions) of `texts`, from the cache where they are known.
 
     `kind` is `document` for windows and `query` for questions: the prompts of an asymmetric model go before these.
+    Without `cache` nothing is looked up or kept: a corpus that streams past keeps its vectors elsewhere.
     Nothing is cut off: an input past the model's limit is encoded in consecutive pieces, its vector is the mean over
     the tokens of all (for a mean-pooling model exactly the mean of its token vectors), and it is counted.
     Raises `BadInput` when weights or endpoint are out of reach or answer with something that is no vector.
@@ -229,14 +234,15 @@ def embed(embedder, texts, kind="document"):
     if not texts:
         return np.zeros((0, 0), np.float32)
     keys = [hashlib.sha256(text.encode()).digest() for text in texts]
-    known = _read_cache(embedder, set(keys))
+    known = _read_cache(embedder, set(keys)) if cache else {}
     missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
     others = {"endpoint": _encode_endpoint, "universal-sentence-encoder": _encode_universal}
     encode = others.get(embedder.config.kind, _encode_local)
     for rows, vectors, pieces in encode(embedder, list(missing.values())) if missing else ():
         vectors, made = _normalised(embedder, vectors), list(missing)
         found = {made[row]: (v, n) for row, v, n in zip(rows, vectors, pieces, strict=True)}
-        _write_cache(embedder, found)
+        if cache:
+            _write_cache(embedder, found)
         known |= found
     embedder.split |= {key for key in keys if known[key][1] > 1}
     if len({len(known[key][0]) for key in keys}) > 1:
@@ -384,19 +390,56 @@ def forward(embedder, ids, output="sentence_embedding"):
 
 
 def _encode_endpoint(embedder, texts):
-    """Yields as `_encode_local` does, one request a time."""
+    """Yields as `_encode_local` does, as requests end; some are under way at a time."""
     import openai
 
     config = embedder.config
     if not os.environ.get("OPENAI_API_KEY"):
         raise BadInput(f"{config.model}: OPENAI_API_KEY is not set; export it (any value for a server without keys)")
-    with openai.OpenAI(max_retries=RETRIES, timeout=TIMEOUT) as client:
-        starts = ([start] * min(config.batch, len(texts) - start) for start in range(0, len(texts), config.batch))
-        for start, *_ in told(starts, len(texts), "embedding"):
-            pieces = [_text_pieces(text, config.max_length) for text in texts[start : start + config.batch]]
-            vectors = iter(_request(embedder, client, [piece for text in pieces for piece in text]))
-            means = [sum(tokens * next(vectors) for _, tokens in text) for text in pieces]
-            yield range(start, start + len(pieces)), means, [len(text) for text in pieces]
+    failed, made = threading.Event(), {}
+    with (
+        openai.OpenAI(max_retries=RETRIES, timeout=TIMEOUT) as client,
+        concurrent.futures.ThreadPoolExecutor(parallel(config)) as pool,
+    ):
+
+        def request(rows):
+            if failed.is_set():
+                return None
+            pieces = [_text_pieces(text, config.max_length) for text in texts[rows.start : rows.stop]]
+            try:
+                vectors = iter(_request(embedder, client, [piece for text in pieces for piece in text]))
+            except BadInput:
+                failed.set()
+                raise
+            made[rows] = [sum(tokens * next(vectors) for _, tokens in t) for t in pieces], list(map(len, pieces))
+            return rows
+
+        starts = range(0, len(texts), config.batch)
+        waiting = [pool.submit(request, range(i, min(i + config.batch, len(texts)))) for i in starts]
+
+        def ended():  # after a failure: those under way end and are kept, the others are not sent
+            faults = []
+            for future in concurrent.futures.as_completed(waiting):
+                if future.exception():
+                    faults.append(future.exception())
+                elif future.result() is not None:
+                    yield future.result()
+            if faults:
+                raise faults[0]
+
+        try:
+            for rows in told(ended(), len(texts), "embedding"):
+                yield (rows, *made.pop(rows))
+        finally:
+            failed.set()
+
+
+def parallel(config):
+    """Requests to an endpoint at a time: RAWRAG_PARALLEL where it is set, else what the profile's block says."""
+    given = os.environ.get("RAWRAG_PARALLEL", "").strip()
+    if given and not (given.isdecimal() and int(given) >= 1):
+        raise BadInput(f"RAWRAG_PARALLEL={given}: wanted a whole number from 1, requests at a time; export it again")
+    return int(given) if given else config.parallel
 
 
 def _text_pieces(text, limit):
@@ -422,7 +465,9 @@ def _request(embedder, client, pieces):
     model, inputs = embedder.config.model, [text for text, _ in pieces]
     try:
         answer = client.embeddings.create(model=model, input=inputs, encoding_format="float")
-        embedder.prompt_tokens += answer.usage.prompt_tokens if answer.usage else sum(tokens for _, tokens in pieces)
+        read = answer.usage.prompt_tokens if answer.usage else sum(tokens for _, tokens in pieces)
+        with _COUNTING:
+            embedder.prompt_tokens += read
         vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
     except openai.OpenAIError as error:
         reason = f"{type(error).__name__} {getattr(error, 'status_code', '')}".strip()

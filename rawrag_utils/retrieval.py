@@ -122,7 +122,7 @@ def turns_between(part, between, name):
     >>> turns_between(part, ("2024-03-03", None), "q").tolist()
     [False, False, True]
     """
-    start, end = _check_between(between, name)
+    start, end = check_between(between, name)
     dates = part["turn_context"]["turn_session_dates"]
     if start is None and end is None:
         return np.ones(len(dates), bool)
@@ -140,7 +140,8 @@ def _days(dates):
         raise BadInput(f"the index holds a session date that is not ISO ({error}); build the index again") from error
 
 
-def _check_between(between, name):
+def check_between(between, name):
+    """(from, to) as dates, None for an open side. Raises `BadInput`, naming the question, for what is no such pair."""
     pair = (None, None) if between is None else between
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise BadInput(f"{name}: dates {between!r:.60}; wanted a pair (from, to), None for an open side")
@@ -166,7 +167,7 @@ def candidates(part, question, dates):
     `turns_between` does.
     """
     name = question.question_id
-    between = _check_between(dates.get(name) if dates else None, name)
+    between = check_between(dates.get(name) if dates else None, name)
     if between == (None, None):  # no filter: windows that touch no turn stay too
         return np.ones(len(part["chunks"]), bool)
     before = np.concatenate([[0], np.cumsum(turns_between(part, between, name))])

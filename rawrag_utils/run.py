@@ -97,7 +97,7 @@ def plan(dataset, profile):
     Raises `BadInput` with the place in plan.yaml.
     """
     file = paths.params() / "plan.yaml"
-    lists = _read_yaml(file)
+    lists = read_yaml(file)
     if not isinstance(lists, dict) or "sample" not in lists:
         raise BadInput(f"{paths.relative(file)}: wanted lists of runs by data set, sample among them")
     published = dataset in lists
@@ -108,29 +108,37 @@ def plan(dataset, profile):
     entries = lists[name] if isinstance(lists[name], list) else [None]
     for number, entry in enumerate(entries, 1):
         place = f"{paths.relative(file)}: {name}, entry {number}"
-        if not (
-            isinstance(entry, dict)
-            and isinstance(entry.get("notebook"), str)
-            and entry.keys() <= {"notebook", "parameters"}
-            and isinstance(entry.get("parameters", {}), dict)
-        ):
-            raise BadInput(f"{place}: wanted {{notebook: NAME, parameters: {{NAME: value}}}}, found {entry!r}")
+        path, given = read_entry(entry, place)
         try:
-            path = results.notebook_path(entry["notebook"])
             defaults = results.declared(path)
             common = {k: v for k, v in (("DATASET", dataset), ("PROFILE", profile)) if k in defaults}
             if path in [p for p, _ in steps]:
                 raise BadInput(f"{path.stem} is listed twice; the second table would replace the first")
-            own = dict(entry.get("parameters", {}))
-            if profile != PROFILE and "PROFILE" in own:  # named on the command line
-                own["PROFILE"] = profile
-            steps.append((path, checked({**common, **own}, defaults)))
+            if profile != PROFILE and "PROFILE" in given:  # named on the command line
+                given = {**given, "PROFILE": profile}
+            steps.append((path, checked({**common, **given}, defaults)))
         except BadInput as error:
             raise BadInput(f"{place}: {error}") from error
     return steps, published
 
 
-def _read_yaml(path):
+def read_entry(entry, place):
+    """(notebook path, parameters as written) of an entry of a plan or a grid. Raises `BadInput` naming the `place`."""
+    if not (
+        isinstance(entry, dict)
+        and isinstance(entry.get("notebook"), str)
+        and entry.keys() <= {"notebook", "parameters"}
+        and isinstance(entry.get("parameters", {}), dict)
+    ):
+        raise BadInput(f"{place}: wanted {{notebook: NAME, parameters: {{NAME: value}}}}, found {entry!r}")
+    try:
+        return results.notebook_path(entry["notebook"]), entry.get("parameters", {})
+    except BadInput as error:
+        raise BadInput(f"{place}: {error}") from error
+
+
+def read_yaml(path):
+    """What the YAML file at `path` holds. Raises `BadInput` with the line of the fault."""
     import yaml
 
     try:
@@ -154,8 +162,7 @@ def run_notebook(path, parameters, *, force=False, silence=SILENCE, title=""):
     """
     import filelock
 
-    identity = results.run_id(path, parameters)
-    folder = _folder("RAWRAG_RUNS", "runs", parameters) / f"{path.stem}-{identity}"
+    folder, identity = place(path, parameters)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(folder / ".lock", timeout=0):
@@ -164,13 +171,22 @@ def run_notebook(path, parameters, *, force=False, silence=SILENCE, title=""):
                 return folder
             # A repeated run that is killed half-way must not look finished.
             (folder / f"{path.stem}.run.json").unlink(missing_ok=True)
-            defaults = results.declared(path)
-            worth = {k: v for k, v in parameters.items() if k in ("DATASET", "PROFILE") or v != defaults[k]}
-            say("  ".join((title, *(f"{k}={v}" for k, v in worth.items()))))
+            say("  ".join((title, *worth_saying(parameters, results.declared(path)))))
             execution.execute(path, parameters, folder, silence)
     except filelock.Timeout as error:
         raise BadInput(f"{path.stem}: this very run is already going on in {where(folder)}; wait for it") from error
     return folder
+
+
+def place(path, parameters):
+    """(folder, run id) of the run of the notebook at `path` with all its `parameters`, whether it is there or not."""
+    identity = results.run_id(path, parameters)
+    return _folder("RAWRAG_RUNS", "runs", parameters) / f"{path.stem}-{identity}", identity
+
+
+def worth_saying(parameters, defaults):
+    """`NAME=value` of the parameters that tell a run from others: data set, profile, and what is no default."""
+    return [f"{k}={v}" for k, v in parameters.items() if k in ("DATASET", "PROFILE") or v != defaults[k]]
 
 
 def finished(folder, notebook, identity):
@@ -260,7 +276,7 @@ def compare(expected, tables):
 def expected_rows(dataset, profile):
     """The rows of results/expected.yaml for a data set and profile: {notebook: rows}. Raises `BadInput`."""
     file = paths.resolve(os.environ.get("RAWRAG_RESULTS", "results")) / "expected.yaml"
-    place, found = f"{paths.relative(file)}: {dataset}, {profile}", _read_yaml(file)
+    place, found = f"{paths.relative(file)}: {dataset}, {profile}", read_yaml(file)
     for name in (dataset, profile):
         found = found.get(name) if isinstance(found, dict) else None
     if not isinstance(found, dict) or not found:

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -586,7 +587,8 @@ def honest(inputs):
 
 
 def remote(**config):
-    config = {"kind": "endpoint", "model": "m", "max_length": 8, "batch": 2, "usd_per_million_tokens": 2} | config
+    config = {"kind": "endpoint", "model": "m", "max_length": 8, "batch": 2, "parallel": 1} | config
+    config = {"usd_per_million_tokens": 2} | config
     return models.Embedder(models.EmbedderConfig(**config), "endpoint", "float32")
 
 
@@ -611,6 +613,61 @@ def test_endpoint_tokens_and_cost_are_counted_once(server):
     assert models.describe(first)["prompt_tokens"] == 8 and models.describe(first)["cost_usd"] == 16e-6
     assert models.describe(second)["prompt_tokens"] == 0 and models.describe(second)["cost_usd"] == 0
     assert models.describe(remote(usd_per_million_tokens=None))["cost_usd"] is None  # unknown is not nothing
+
+
+def test_endpoint_requests_are_parallel_bounded_and_all_counted(server, monkeypatch):
+    under_way, most, lock = 0, 0, threading.Lock()
+
+    def slow(inputs):
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.2)
+        with lock:
+            under_way -= 1
+        return honest(inputs)
+
+    texts = [f"text {i}" for i in range(24)]
+    server.replies = [slow] * 12
+    embedder = remote(parallel=3)
+    assert np.allclose(models.embed(embedder, texts), unit([vector(t) for t in texts]))
+    assert most == 3 and embedder.prompt_tokens == len("".join(texts)) and len(server.asked) == 12
+    most, server.replies = 0, [slow] * 12
+    monkeypatch.setenv("RAWRAG_PARALLEL", "6")  # the one setting over all profiles; the cache does not know it
+    models.embed(embedder, texts)
+    assert most == 0
+    models.embed(embedder, [f"other {i}" for i in range(24)])
+    assert most == 6
+
+
+def test_endpoint_keeps_what_was_under_way_when_one_request_fails(server):
+    held = threading.Event()
+
+    def late(inputs):
+        assert held.wait(10)
+        return honest(inputs)
+
+    def broken(inputs):
+        threading.Timer(0.2, held.set).start()  # after the client has heard of it
+        return 200, {}, {"data": []}
+
+    server.replies = [late, broken]
+    with pytest.raises(BadInput, match="0 vectors for 2 inputs"):
+        models.embed(remote(parallel=2), [f"text {i}" for i in range(40)])
+    held.set()
+    first = len(server.asked)
+    assert first <= 4  # those under way, and at most what was sent before the fault was read
+    models.embed(remote(parallel=2), [f"text {i}" for i in range(40)])
+    assert len(server.asked) - first < 20  # twenty batches, one of them kept at least
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "many", "2.5"])
+def test_a_bad_bound_is_refused(server, monkeypatch, given):
+    monkeypatch.setenv("RAWRAG_PARALLEL", given)
+    with pytest.raises(BadInput, match=f"RAWRAG_PARALLEL={given}: wanted a whole number"):
+        models.embed(remote(), ["one"])
+    assert not server.asked
 
 
 def test_endpoint_that_states_no_usage(server):

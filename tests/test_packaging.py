@@ -35,7 +35,8 @@ def pins(named):
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-FLOORS = requirements(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"])
+EXTRAS = PROJECT["optional-dependencies"]
+FLOORS = requirements(PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["scale"])
 LOCK_TEXT = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 LOCK = pins(requirements(LOCK_TEXT.splitlines()))
 ENVIRONMENT_TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
@@ -87,7 +88,7 @@ def test_python_versions_agree():
 # The front door. Each test has a folder of its own with a blank and a letter beyond ASCII in its name.
 
 TARGETS = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-USERS = {"setup", "lab", "data", "models", "results", "report", "run", "test", "lint", "check", "bench", "lock"}
+USERS = {"setup", "lab", "data", "models", "results", "report", "run", "grid", "test", "lint", "check", "bench", "lock"}
 # Stands for Python: prints its arguments, each in brackets.
 RECORDER = """#!/bin/sh
 printf '[%s]' "$@" "FORCE=$FORCE"
@@ -158,6 +159,18 @@ def test_values_arrive_as_written(checkout):
     assert called(checkout, "data", "LOCOMO=my files/locomo10.json") == (
         "[-m][rawrag_utils.corpus][my files/locomo10.json][FORCE=]"
     )
+
+
+def test_a_grid_takes_its_file_and_engine(checkout):
+    installed(checkout)
+    assert called(checkout, "grid", "GRID=my grids/a.yaml") == (
+        "[-m][rawrag_utils.scale][grid][my grids/a.yaml][--engine][local][FORCE=]"
+    )
+    assert called(checkout, "grid", "GRID=a.yaml", "ENGINE=ray", "ARGS=--workers 8") == (
+        "[-m][rawrag_utils.scale][grid][a.yaml][--engine][ray][--workers][8][FORCE=]"
+    )
+    result = make(checkout, "grid")
+    assert result.returncode != 0 and "make grid GRID=" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_run_asks_for_a_notebook(checkout):

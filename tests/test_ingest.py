@@ -1,0 +1,276 @@
+"""The corpus path: what is read and what is set aside, that a second run adds nothing and a killed one goes on."""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rawrag_utils import corpus, index, ingest, lake, models, paths, retrieval, scale
+from rawrag_utils.paths import BadInput
+
+SETTINGS = {"PROFILE": "local", "CHUNK_SIZE": 64, "CHUNK_OVERLAP": 8}
+ROWS = pa.schema(
+    [("source", pa.string()), ("place", pa.string()), ("share", pa.float64())]
+    + [("conversation", pa.binary()), ("reason", pa.string())]
+)
+
+
+def talk(name, turns=6, **changes):
+    """A conversation in the own form."""
+    told = [{"turn_id": f"D1:{i}", "speaker": "Nora", "text": f"{name} clay pot {i}"} for i in range(turns)]
+    session = {"session": 1, "date": "2024-03-02", "turns": told}
+    return {"conversation_id": name, "speaker_a": "Nora", "speaker_b": "Tobias", "sessions": [session]} | changes
+
+
+def write_all(folder):
+    """Conversations in files of each kind: faults among them, an id twice, and two files that cannot be read."""
+    folder.mkdir(exist_ok=True)
+    faulty = talk("bad", sessions=[])
+    (folder / "a.json").write_text(json.dumps({"conversations": [talk("a1"), faulty, talk("a2"), talk("a1", 2)]}))
+    (folder / "b.jsonl").write_text("\n".join([json.dumps(talk("b1")), "{cut", "", json.dumps(talk("b2"))]))
+    (folder / "sub").mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([talk("c1"), talk("c2", 9)]), folder / "sub" / "c.parquet")
+    (folder / "sub" / "d.json").write_text('{"conversations": [')
+    (folder / "sub" / "e.parquet").write_bytes(b"PAR1 cut off")
+    (folder / "sub" / "notes.txt").write_text("not looked at")
+    (folder / "z.json").write_text(json.dumps({"conversations": [talk("a2", 3), talk("b1")]}))
+    return folder
+
+
+def vectors(texts):
+    """A vector for each text, by its content alone."""
+    made = np.array([[len(t), *(t.count(c) for c in "aeiou0123456789")] for t in texts], np.float32)
+    return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """Vectors without a model, as `models.embed` gives them; the list of what was asked for."""
+    asked = []
+
+    def embed(embedder, texts, kind="document", cache=True):
+        asked.extend(texts)
+        return vectors(texts) if texts else np.zeros((0, 0), np.float32)
+
+    monkeypatch.setattr(models, "embed", embed)
+    return asked
+
+
+def run(folder, place):
+    """The corpus path in this process: what Ray's workers do, file after file, and what the writer does with it."""
+
+    def passing():
+        worker = ingest.Windows(str(place), SETTINGS)
+        for path, source in ingest.files(folder):
+            yield worker(pa.Table.from_pylist(list(ingest.read(path, source)), ROWS))
+
+    tally = ingest.Tally()
+    ingest._written(passing(), str(place), SETTINGS, tally, 1)
+    return tally
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def test_every_form_is_read_and_every_fault_has_its_place(tmp_path):
+    found = [row for path, source in ingest.files(write_all(tmp_path / "in")) for row in ingest.read(path, source)]
+    good = [(r["source"], json.loads(r["conversation"])["conversation_id"]) for r in found if r["conversation"]]
+    assert good == [
+        *(("a.json", "a1"), ("a.json", "a2"), ("b.jsonl", "b1"), ("b.jsonl", "b2")),
+        *(("sub/c.parquet", "c1"), ("sub/c.parquet", "c2"), ("z.json", "a2"), ("z.json", "b1")),
+    ]
+    bad = {(r["source"], r["place"]): r["reason"] for r in found if r["reason"]}
+    assert bad[("a.json", "conversations[1]")].startswith("sessions: is empty; put at least one in")
+    assert bad[("a.json", "conversations[3]")] == "conversation_id 'a1' stands in the file twice"
+    assert bad[("b.jsonl", "line 2")].startswith("top level: is not an object")
+    assert "sub/d.json" not in bad and bad[("sub/d.json", "")].startswith("d.json: line 1, column 20 is not JSON")
+    assert bad[("sub/e.parquet", "")].startswith("e.parquet: not a Parquet file that can be read")
+    assert len(bad) == 5 and all("\n" not in reason for reason in bad.values())
+
+
+def test_the_shares_of_a_file_s_conversations_are_its_size(tmp_path):
+    for path, source in ingest.files(write_all(tmp_path / "in")):
+        shares = [row["share"] for row in ingest.read(path, source)]
+        assert sum(shares) == pytest.approx(os.path.getsize(path), rel=0.02)  # blank lines are nobody's
+
+
+def test_a_parquet_row_is_the_conversation_that_its_json_is(tmp_path):
+    one = talk("c")
+    one["sessions"][0]["turns"][0]["caption"] = "a bowl"  # the others have none: null in their column
+    pq.write_table(pa.Table.from_pylist([one]), tmp_path / "c.parquet")
+    (tmp_path / "c.json").write_text(json.dumps({"conversations": [one]}))
+    ((a,), (b,)) = (list(ingest.read(str(tmp_path / name), name)) for name in ("c.parquet", "c.json"))
+    assert a["conversation"] == b["conversation"] is not None
+
+
+def test_other_shapes_are_read_as_a_data_set_is(tmp_path):
+    turn = {"speaker": "Nora", "dia_id": "D1:1", "text": "Hi"}
+    held = {"speaker_a": "Nora", "speaker_b": "Tobias", "session_1": [turn], "session_1_date_time": "x"}
+    (tmp_path / "l.json").write_text(json.dumps([{"sample_id": "conv-1", "conversation": held, "qa": []}]))
+    (row,) = ingest.read(str(tmp_path / "l.json"), "l.json")
+    assert json.loads(row["conversation"])["conversation_id"] == "locomo_0"
+
+
+def test_a_folder_without_conversations_is_refused(tmp_path):
+    for place in (tmp_path, tmp_path / "nosuch"):
+        with pytest.raises(BadInput, match="no .json, .jsonl or .parquet file"):
+            ingest.files(place)
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def test_the_table_holds_what_the_notebooks_would_make_of_it(tmp_path, stub):
+    tally = run(write_all(tmp_path / "in"), tmp_path / "w")
+    table = lake.open_table(tmp_path / "w")
+    assert tally.states == {"added": 6, "set aside": 6, "known": 1} and tally.windows == table.count_rows()
+    twice = [f for f in tally.faults if f["source"] == "z.json"]
+    assert twice[0]["place"] == "conversations[0]" and "'a2' is a.json's in the table" in twice[0]["reason"]
+    own = corpus.load(str(tmp_path / "in" / "z.json")).conversations[1:]  # b1, which is the same in both
+    built = index.build(own, lambda doc: ingest.chunking.cut(doc, 64, 8))
+    built = index.with_vectors(built, vectors(index.contents(built)))
+    read = lake.read_index(table, ["b1"])
+    assert read["b1"]["chunks"] == built["b1"]["chunks"] and read["b1"]["turn_context"] == built["b1"]["turn_context"]
+    assert (read["b1"]["embeddings"] == built["b1"]["embeddings"]).all()
+
+
+def test_a_second_run_adds_nothing_and_a_changed_conversation_is_replaced(tmp_path, stub):
+    folder, place = write_all(tmp_path / "in"), tmp_path / "w"
+    run(folder, place)
+    before, version = lake.open_table(place).count_rows(), lake.open_table(place).version
+    stub.clear()
+    tally = run(folder, place)
+    assert not stub and tally.windows == 0 and tally.states == {"known": 7, "set aside": 6}
+    assert lake.open_table(place).count_rows() == before and lake.open_table(place).version <= version + 1  # tidied
+
+    pq.write_table(pa.Table.from_pylist([talk("c1", 60), talk("c2", 9)]), folder / "sub" / "c.parquet")
+    tally = run(folder, place)
+    assert tally.states == {"known": 6, "replaced": 1, "set aside": 6}
+    ids = lake.open_table(place).to_arrow().column("chunk_id").to_pylist()
+    assert len(ids) == len(set(ids)) == before - 2 + tally.windows  # c1 was two windows
+
+
+@pytest.mark.parametrize("moment", ["before the second commit", "after it"])
+def test_a_killed_run_goes_on_and_leaves_what_one_run_leaves(tmp_path, stub, monkeypatch, moment):
+    folder = write_all(tmp_path / "in")
+    run(folder, tmp_path / "whole")
+    monkeypatch.setattr(ingest, "COMMIT_BYTES", 1)  # a commit a conversation
+    write, commits = lake.write, []
+
+    def killed(table, conversations, replaced=()):
+        if len(commits) == 1 and moment == "after it":
+            write(table, conversations, replaced)
+        if len(commits) == 1:
+            raise KeyboardInterrupt
+        commits.append(len(conversations))
+        write(table, conversations, replaced)
+
+    monkeypatch.setattr(lake, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "w")
+    monkeypatch.setattr(lake, "write", write)
+    tally = run(folder, tmp_path / "w")
+    assert tally.states["added"] == (5 if moment == "before the second commit" else 4)
+    a, b = (lake.open_table(tmp_path / n).to_arrow().sort_by("chunk_id") for n in ("whole", "w"))
+    assert a.equals(b)
+
+
+def test_settings_of_another_run_are_refused(tmp_path, stub):
+    run(write_all(tmp_path / "in"), tmp_path / "w")
+    with pytest.raises(BadInput, match="made with CHUNK_SIZE 64, now 32; choose another table"):
+        ingest.Windows(str(tmp_path / "w"), {**SETTINGS, "CHUNK_SIZE": 32})
+
+
+def test_what_decides_a_window_s_vector_is_among_the_settings_of_a_table():
+    e5, multilingual = ingest.encoder("e5"), ingest.encoder("multilingual")
+    assert e5["document_prompt"] == "passage: " and multilingual["tokenizer_sha256"] and not e5["tokenizer_sha256"]
+    assert len(ingest.encoder("qwen3")["weights"]) == 40  # a commit of the hub
+
+
+def test_a_table_is_not_searched_by_an_encoder_that_changed_since(tmp_path, capsys):
+    place = tmp_path / "w"
+    lake.make_table(place, {**ingest.encoder("local"), **SETTINGS, "max_length": 256}, 384)
+    assert scale.main(["search", str(place), "clay"]) == 2
+    assert "made with max_length 256, now 512; choose another table" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------- over Ray
+
+
+@pytest.fixture
+def server():
+    """An OpenAI-compatible embedding server that answers with `vectors`; `server.asked` are the texts it was sent."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+            self.server.asked.extend(texts)
+            data = [{"object": "embedding", "index": i, "embedding": v.tolist()} for i, v in enumerate(vectors(texts))]
+            usage = {"prompt_tokens": 1, "total_tokens": 1}
+            content = json.dumps({"object": "list", "model": "m", "data": data, "usage": usage}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments):
+            pass
+
+    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    instance.asked = []
+    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield instance
+    instance.shutdown()
+    thread.join()
+    instance.server_close()
+
+
+def scaled(tmp_path, server, *arguments):
+    """`python -m rawrag_utils.scale …` as a user calls it: (exit status, stdout, stderr)."""
+    told = {"OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1", "OPENAI_API_KEY": "none"}
+    told |= {"NO_PROXY": "127.0.0.1", "RAWRAG_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "rawrag_utils.scale", *map(str, arguments)]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | told
+    done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_folder_over_ray_into_a_table_and_searched(tmp_path, server):
+    folder, place = write_all(tmp_path / "in"), tmp_path / "lake" / "w"
+    profile = ("--profile", "textemb3", "--workers", "2")
+    status, out, err = scaled(tmp_path, server, "corpus", folder, place, *profile)
+    assert status == 1, err  # something was set aside
+    assert out.startswith("conversations: 6 added, 1 known, 6 set aside; windows added: ")
+    assert "set aside: z.json conversations[0]: conversation_id 'a2' is a.json's in the table" in out
+    table = lake.open_table(place)
+    assert lake.set_aside(place)[0]["source"] == "a.json" and len(lake.set_aside(place)) == 6
+    assert table.count_rows() == 6 and not (tmp_path / "cache" / "vectors").exists()
+    part = lake.read_index(table, ["c2"])
+    question = corpus.Question("q", "c2", "c2 clay pot 8", None, "temporal", (), ())
+    asked = vectors([question.text])
+    found, wanted = lake.search(table, [question], asked), retrieval.dense(part, [question], asked, 15)
+    assert found.equals(wanted) and len(found) == 1
+
+    status, out, err = scaled(tmp_path, server, "search", place, "c2 clay pot", "--from", "2024-03-01", "--top", "2")
+    assert status == 0 and len(out.splitlines()) == 3 and "_chunk_0" in out, err
+    status, out, err = scaled(tmp_path, server, "search", place, "clay", "--to", "2024-03-01")
+    assert status == 0 and out == "no window matches the filter\n", err
+
+
+def test_faults_of_all_are_one_line(tmp_path, capsys):
+    assert scale.main(["corpus", str(tmp_path), str(tmp_path / "w")]) == 2
+    assert scale.main(["corpus", str(tmp_path), str(tmp_path / "w"), "--size", "8", "--overlap", "8"]) == 2
+    assert scale.main(["search", str(tmp_path / "w"), "clay"]) == 2
+    assert scale.main(["index", str(tmp_path / "w")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4 and "no .json" in lines[0] and "the overlap must be" in lines[1]
+    assert "no such table; make it with" in lines[2] and "no such table" in lines[3]
