@@ -43,16 +43,17 @@ def format_context(index, ranking, order="relevance", budget=None, extra=0, date
     Memory 2 (chunk=0):
     [2024-03-02] Nora: The kiln is hot.
     """
-    memories = handed_over(index, ranking, order, budget, extra, dates, shown)
-    if not memories:
+    _check_options(order, budget, extra)
+    if not len(ranking):
         return ""
-    part, chunks, rows = _look_up(index, ranking)
+    part, chunks, facts = _look_up(index, ranking)
+    memories = _memories(part, chunks, ranking["query_id"].iloc[0], order, budget, extra, dates, shown)
     lines, days = part["turn_context"]["turn_lines"], part["turn_context"]["turn_session_dates"]
     if line:
         lines = {turn: line(lines[turn], days[turn]) for _, turns in memories for turn in turns}
     headings = {}
-    for chunk, row in zip(chunks, rows, strict=True):
-        headings.setdefault(chunk["chunk_index"], _heading(chunk, row))  # the best rank's, should a window stand twice
+    for place, chunk in enumerate(chunks):  # the best rank's, should a window stand twice
+        headings.setdefault(chunk["chunk_index"], _heading(chunk, facts, place))
     texts = ("\n".join([headings[c], *(lines[t] for t in turns)]) for c, turns in memories)
     return "\n\n".join(f"Memory {number} {text}" for number, text in enumerate(texts, 1))
 
@@ -80,7 +81,12 @@ def handed_over(index, ranking, order="relevance", budget=None, extra=0, dates=N
     if not len(ranking):
         return []
     part, chunks, _ = _look_up(index, ranking)
-    within = retrieval.turns_between(part, dates, ranking["query_id"].iloc[0])
+    return _memories(part, chunks, ranking["query_id"].iloc[0], order, budget, extra, dates, shown)
+
+
+def _memories(part, chunks, name, order, budget, extra, dates, shown):
+    """`handed_over` of chunks that were looked up, best first; `name` is the question's."""
+    within = retrieval.turns_between(part, dates, name)
     kept = within if shown is None else within & shown
     turns = chunking.expand(chunks, len(kept), extra)
     memories = [(c["chunk_index"], [t for t in brought if kept[t]]) for c, brought in zip(chunks, turns, strict=True)]
@@ -103,26 +109,25 @@ def _within(memories, spans, budget):
     return kept
 
 
-def _heading(chunk, row):
-    facts = [f"chunk={chunk['chunk_index']}"]
-    facts += [
-        f"{name}={row[name]:.{decimals}f}"
-        for name, decimals in (("similarity", 6), ("rerank", 4))
-        if not pd.isna(row.get(name))
-    ]
-    return f"({', '.join(facts)}):"
+def _heading(chunk, facts, place):
+    known = [f"chunk={chunk['chunk_index']}"]
+    for name, decimals in (("similarity", 6), ("rerank", 4)):
+        if name in facts and not pd.isna(facts[name][place]):
+            known.append(f"{name}={facts[name][place]:.{decimals}f}")
+    return f"({', '.join(known)}):"
 
 
 def _look_up(index, ranking):
-    """(the conversation's index object, its ranked chunks, their rows as dicts), best first."""
+    """(the conversation's index object, its ranked chunks, their similarities and reranker's scores), best first."""
     if len(asked := ranking["query_id"].unique()) > 1:
         raise BadInput(f"a ranking of {len(asked)} questions ({asked[0]}, {asked[1]}, ...); wanted one question's rows")
-    rows = ranking.iloc[np.argsort(ranking["rank"].to_numpy(), kind="stable")].to_dict("records")
-    chunks = [_chunk(index, str(row["doc_id"])) for row in rows]
+    best_first = np.argsort(ranking["rank"].to_numpy(), kind="stable")
+    chunks = [_chunk(index, str(doc_id)) for doc_id in ranking["doc_id"].to_numpy()[best_first]]
     names = list(dict.fromkeys(name for name, _ in chunks))
     if len(names) > 1:
         raise BadInput(f"{asked[0]}: ranks windows of {names[0]} and {names[1]}; wanted those of one conversation")
-    return index[names[0]], [chunk for _, chunk in chunks], rows
+    facts = {name: ranking[name].to_numpy()[best_first] for name in ("similarity", "rerank") if name in ranking}
+    return index[names[0]], [chunk for _, chunk in chunks], facts
 
 
 def _chunk(index, doc_id):

@@ -112,9 +112,13 @@ def validate(index, source="index"):
     return checked
 
 
+def _refuse(place, fault):
+    raise BadInput(f"{place}: {fault}; {REMEDY}")
+
+
 def _demand(condition, place, fault):
     if not condition:
-        raise BadInput(f"{place}: {fault}; {REMEDY}")
+        _refuse(place, fault)
 
 
 def _demand_fields(part, fields, place):
@@ -127,7 +131,7 @@ def _demand_fields(part, fields, place):
 
 
 def _is_text(value):
-    return isinstance(value, str) and not SURROGATE.search(value)
+    return isinstance(value, str) and (value.isascii() or not SURROGATE.search(value))
 
 
 def _check_context(context, place):
@@ -140,19 +144,19 @@ def _check_context(context, place):
     for field in CONTEXT_FIELDS[1:]:
         found = len(context[field])
         _demand(found == turns, f"{place}.{field}", f"{found} entries for {turns} turns")
+    # A line a turn from here on: the words of a fault are put together only where there is one.
     for i, line in enumerate(context["turn_lines"]):
-        _demand(_is_text(line), f"{place}.turn_lines[{i}]", "not text")
+        if not _is_text(line):
+            _refuse(f"{place}.turn_lines[{i}]", "not text")
     for field in ("turn_timestamps", "turn_session_dates"):
         for i, value in enumerate(context[field]):
-            _demand(value is None or _is_text(value), f"{place}.{field}[{i}]", "neither text nor null")
+            if value is not None and not _is_text(value):
+                _refuse(f"{place}.{field}[{i}]", "neither text nor null")
     end = 0
     for i, span in enumerate(context["turn_spans"]):
-        numbers = isinstance(span, list | tuple) and len(span) == 2 and all(type(s) is int for s in span)
-        _demand(
-            numbers and end <= span[0] < span[1],
-            f"{place}.turn_spans[{i}]",
-            f"{span!r:.60} is no interval of tokens after {end}",
-        )
+        numbers = isinstance(span, list | tuple) and len(span) == 2 and type(span[0]) is type(span[1]) is int
+        if not (numbers and end <= span[0] < span[1]):
+            _refuse(f"{place}.turn_spans[{i}]", f"{span!r:.60} is no interval of tokens after {end}")
         end = span[1]
 
 

@@ -229,7 +229,7 @@ def where(conversation=None, between=(None, None)):
     return " AND ".join(parts)
 
 
-def search(table, questions, vectors, top=15, dates=None, everywhere=False, approximate=False, probes=20, refine=4):
+def search(table, questions, vectors, top=15, dates=None, everywhere=False, approximate=False, probes=60, refine=4):
     """The ranking table of `questions` by cosine, as `retrieval.dense` gives it, from windows that stay in the table.
 
     Each question's own conversation is searched, or `everywhere`; `dates` as in `retrieval`. What does not match is
@@ -269,14 +269,14 @@ def _nearest(table, vector, condition, top, effort):
         query = query.select(["chunk_id", "vector", "_distance"])
         if condition:
             query = query.where(condition, prefilter=True)
-        if effort is None:
-            query = query.bypass_vector_index()
-        else:  # a narrow filter leaves few windows a partition: go on until there are enough
-            query = query.minimum_nprobes(effort[0]).maximum_nprobes(0).refine_factor(effort[1])
-        found = _candidates(query.to_arrow(), vector)
+        query = query.nprobes(effort[0]).refine_factor(effort[1]) if effort else query.bypass_vector_index()
+        found = query.to_arrow()
+        if effort and condition and len(found) < limit:  # a narrow filter leaves few windows a partition
+            found = query.maximum_nprobes(0).to_arrow()  # so all of them are searched
+        found = _candidates(found, vector)
         # As many equal windows as were fetched: the one with the least index may not be among them.
         tied = len(found) == limit and found["score"].iloc[top - 1] - found["score"].iloc[-1] < 1e-6
-        if effort is not None or not tied:
+        if effort or not tied:
             return found[:top]
         limit *= 4
 
@@ -292,15 +292,15 @@ def _candidates(found, vector):
     return pd.DataFrame({"doc_id": ids[order], "score": scores[order], "similarity": scores[order]})
 
 
-def build_index(table, kind="IVF_HNSW_SQ", partitions=None):
-    """Make the index of approximate search over all vectors: `IVF_HNSW_SQ`, `IVF_SQ` or `IVF_PQ` of LanceDB.
+def build_index(table, kind="IVF_SQ", partitions=None):
+    """Make the index of approximate search over all vectors: `IVF_SQ`, `IVF_HNSW_SQ` or `IVF_PQ` of LanceDB.
 
     `partitions` is LanceDB's own choice unless given. Windows added later are found too, by comparing each, until
     `tidy` takes them in. Raises `BadInput` for too few windows to learn from.
     """
     from lancedb import index as kinds
 
-    known_kinds = {"IVF_HNSW_SQ": kinds.HnswSq, "IVF_SQ": kinds.IvfSq, "IVF_PQ": kinds.IvfPq}
+    known_kinds = {"IVF_SQ": kinds.IvfSq, "IVF_HNSW_SQ": kinds.HnswSq, "IVF_PQ": kinds.IvfPq}
     if kind not in known_kinds:
         raise BadInput(f"index {kind!r}: no such kind; there are {', '.join(known_kinds)}")
     try:

@@ -81,7 +81,7 @@ def _words(texts):
     import Stemmer
 
     words = bm25s.tokenize(
-        [_CJK.sub(" ", text) for text in texts],
+        [text if text.isascii() else _CJK.sub(" ", text) for text in texts],
         stopwords="en",
         stemmer=Stemmer.Stemmer("english"),
         return_ids=False,
@@ -91,7 +91,8 @@ def _words(texts):
 
 
 def _pairs(text):
-    return [run[i : i + 2] for run in _CJK.findall(text) for i in range(max(1, len(run) - 1))]
+    runs = () if text.isascii() else _CJK.findall(text)
+    return [run[i : i + 2] for run in runs for i in range(max(1, len(run) - 1))]
 
 
 # -------------------------------------------------------------------------------------------------------- date filter

@@ -81,13 +81,13 @@ def _parser():
     one.add_argument("--from", dest="start", metavar="DATE", help="only windows with a turn from this day on (ISO)")
     one.add_argument("--to", dest="end", metavar="DATE", help="… up to this day")
     one = command("index", _run_index, "make the index of approximate search", "TABLE")
-    one.add_argument("--kind", default="IVF_HNSW_SQ", help="IVF_HNSW_SQ, IVF_SQ or IVF_PQ")
+    one.add_argument("--kind", default="IVF_SQ", help="IVF_SQ, IVF_HNSW_SQ or IVF_PQ")
     one.add_argument("--partitions", type=int, help="LanceDB chooses unless given")
     one = command("recall", _run_recall, "compare approximate with exact search", "TABLE", "DATASET")
     for name in ("search", "recall"):
         one = commands.choices[name]
         one.add_argument("--top", type=int, default=15, help="windows a question")
-        one.add_argument("--probes", type=int, default=20, help="partitions of the index that are searched")
+        one.add_argument("--probes", type=int, default=60, help="partitions of the index that are searched")
         one.add_argument("--refine", type=int, default=4, help="how many times more windows are compared exactly")
     commands.choices["search"].add_argument("--approximate", action="store_true", help="go through the index")
     return parser
