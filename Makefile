@@ -108,8 +108,8 @@ check: $(READY) ## run 01-03 anew and compare with results/expected.yaml (DATASE
 report: $(READY) ## write results/report.html, .md and .tex from the result files, and README's tables
 	$(PY) -m rawrag_utils.report
 
-bench: $(READY) ## measure speed and memory against plain baselines
-	$(PY) benchmarks/bench.py $(ARGS)
+bench: $(READY) ## measure time and memory beside plain baselines, fill benchmarks/README.md (half an hour)
+	$(PY) -m benchmarks $(ARGS)
 
 test: $(READY) ## run the tests; ARGS="tests/test_chunking.py -k spans" runs some of them
 	$(PY) -m pytest $(ARGS)

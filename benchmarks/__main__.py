@@ -37,6 +37,13 @@ def save(part, rows, loaded, started):
     results.finish(run, loaded, models=[models.describe(models.load_embedder("local"))])
 
 
+def told(rows):
+    """The rows, each said when it is there."""
+    for row in rows:
+        print(*(f"{v:,.4g}" if isinstance(v, float) else v for v in row.values() if v != ""), sep="  ", flush=True)
+        yield row
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument("--dataset", default="locomo", help="what is measured on (a published data set)")
@@ -46,7 +53,7 @@ def main():
     for part in given.only:
         print(f"-- {part}", flush=True)
         started = time.time()
-        save(part, list(PARTS[part](loaded)), loaded, started)
+        save(part, list(told(PARTS[part](loaded))), loaded, started)
     if not [name for name in PARTS if not (page.FOLDER / f"{name}.csv").is_file()]:
         text = page.filled(page.PAGE.read_text(encoding="utf-8"))
         with paths.atomic(page.PAGE) as file:

@@ -28,9 +28,7 @@ def measured(dataset):
     """Rows of stage, size, what is counted, how many, seconds, and bytes of memory before and at most."""
     for stage in STAGES:
         for size in SIZES:
-            row = {"stage": stage, "size": size, **measure.apart("growth", dataset, stage, size)}
-            print(f"{stage:<10} ×{size}  {row['count']:>7,} {row['unit']:<10} {row['seconds']:8.2f} s", flush=True)
-            yield row
+            yield {"stage": stage, "size": size, **measure.apart("growth", dataset, stage, size)}
 
 
 def copies(loaded, size):

@@ -16,7 +16,6 @@ def measured(loaded):
     """Rows of name and value: what the machine gives, and what windows and questions of the corpus ask of it."""
     found = machine() | asked(loaded)
     for name, value in found.items():
-        print(f"{name:<26} {value:.4g}", flush=True)
         yield {"name": name, "value": value}
 
 

@@ -38,7 +38,6 @@ def ratio(piece, baseline, seconds, bound=""):
     ours, theirs = (statistics.median(seconds[name]) for name in ("ours", "theirs"))
     turns = [a / b for a, b in zip(seconds["ours"], seconds["theirs"], strict=True)]
     row = [piece, baseline, ours, theirs, ours / theirs, min(turns), max(turns), bound]
-    print(f"{piece:<58} {ours:9.3f} s  {baseline:<52} {theirs:9.3f} s  ×{ours / theirs:<6.3g} {bound}", flush=True)
     return dict(zip(COLUMNS, row, strict=True))
 
 

@@ -8,6 +8,7 @@ window lies from its nearest neighbour in the corpus. Texts, speakers and dates 
 """
 
 import dataclasses
+import datetime
 import json
 import pathlib
 import sys
@@ -25,15 +26,13 @@ ASKED = 100  # questions, spread over the corpus
 TOP = 15
 KINDS = ("IVF_SQ", "IVF_HNSW_SQ", "IVF_PQ")
 SLOW = {("IVF_HNSW_SQ", 1_000_000)}  # a quarter of an hour to build
-BETWEEN = ("2023-05-01", "2023-05-31")  # the month that dates are narrowed to
+DAYS = 30  # from the first day of the corpus: what dates are narrowed to
 
 
 def measured(dataset):
     """Rows of windows, how they were searched, seconds to build, bytes, milliseconds (median, 95 %) and recall."""
     for windows in SIZES:
-        for row in measure.apart("search", dataset, windows):
-            print(f"{windows:>9,} {row['search']:<32} {row['ms_median']:8.1f} ms  {row['recall']:.4f}", flush=True)
-            yield row
+        yield from measure.apart("search", dataset, windows)
 
 
 def moved(vectors, count, seed=0):
@@ -109,12 +108,12 @@ def timed(table, questions, vectors, **how):
     return pd.concat(rankings[1:]), milliseconds[1:]
 
 
-def compared(table, questions, vectors):
+def compared(table, questions, vectors, between):
     """Rows: each way to search a table, its index built first, with its recall of what exact search finds."""
     exact, milliseconds = timed(table, questions, vectors, everywhere=True)
     yield row("exact", milliseconds)
     yield row("exact, one conversation", timed(table, questions, vectors)[1])
-    dates = dict.fromkeys((q.question_id for q in questions), BETWEEN)
+    dates = dict.fromkeys((q.question_id for q in questions), between)
     dated, milliseconds = timed(table, questions, vectors, everywhere=True, dates=dates)
     yield row("exact, one month", milliseconds)
     for kind in KINDS:
@@ -128,6 +127,12 @@ def compared(table, questions, vectors):
         if kind == KINDS[0]:
             found, milliseconds = timed(table, questions, vectors, everywhere=True, approximate=True, dates=dates)
             yield row(f"{kind}, one month", milliseconds, lake.recall(dated, found).mean(), built)
+
+
+def month(loaded):
+    """(from, to), ISO days: the first DAYS days of a corpus."""
+    first = datetime.date.fromisoformat(min(t.session_date for c in loaded.conversations for t in c.turns))
+    return str(first), str(first + datetime.timedelta(DAYS - 1))
 
 
 def row(search, milliseconds, recall=1.0, built=0.0):
@@ -147,7 +152,7 @@ def main(dataset, windows):
         table = fill(f"{folder}/windows", loaded, windows)
         filled = time.perf_counter() - started
         held = {"windows": windows, "filled_seconds": filled, "bytes_table": _bytes(folder)}
-        rows = [{**held, **found} for found in compared(table, first, vectors)]
+        rows = [{**held, **found} for found in compared(table, first, vectors, month(loaded))]
     print(json.dumps([{**r, "bytes_peak": measure.peak()} for r in rows]))
 
 

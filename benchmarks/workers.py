@@ -31,17 +31,12 @@ def measured(loaded):
     some = dataclasses.replace(loaded, conversations=loaded.conversations[:SHARE], questions=())
     texts = index.contents(index.build(loaded.conversations))
     for workers in (1, 2):  # what the machine gives to processes that share nothing
-        yield _said(bare(workers, texts))
+        yield bare(workers, texts)
     for workers in (1, 2):
         for size in (1, LONGER):
-            yield _said(corpus(some, "local", workers, size))
+            yield corpus(some, "local", workers, size)
     for size in growth.SIZES:
-        yield _said(corpus(loaded, "multilingual", 2, size))
-
-
-def _said(row):
-    print(f"{row['path']} {row['workers']} workers {row['windows']:,} windows {row['seconds']:.1f} s", flush=True)
-    return row
+        yield corpus(loaded, "multilingual", 2, size)
 
 
 def bare(workers, texts, count=128):
