@@ -15,6 +15,7 @@ import pathlib
 import platform
 import re
 import subprocess
+import sys
 import time
 
 import rawrag_utils
@@ -485,11 +486,13 @@ def packages():
 def device():
     """What computes: processor features that matter, threads, accelerator, numpy's linear algebra. No host name.
 
-    `threads` are torch's (None without torch); `limits` are the variables that limit those of any library.
+    Of torch only where it was loaded: a run that did not need it is not made to wait for it, and was computed by the
+    processor. `limits` are the variables that limit the threads of any library.
     """
     import numpy as np
 
-    torch, kind = models.torch_or_none(), models.device_kind()
+    torch = sys.modules.get("torch")
+    kind = models.device_kind() if torch else "cpu"
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
         "kind": torch.cuda.get_device_name(0) if kind == "cuda" else kind,
