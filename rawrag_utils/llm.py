@@ -208,8 +208,9 @@ def describe(chat):
     c = chat.config
     kept = {"role": "chat", "kind": c.kind, "model": c.model, "max_context": c.max_context}
     if c.kind == "endpoint":
-        return kept
-    return kept | {"weights_sha256": c.gguf_sha256, "dtype": chat.dtype, "device": chat.device, "batch": c.batch}
+        return kept | {"seed": "of a request: 0, 1, … by sample"}
+    made = {"dtype": chat.dtype, "device": chat.device, "batch": c.batch, "seed": "of a batch: its key in the cache"}
+    return kept | {"weights_sha256": c.gguf_sha256} | made
 
 
 # -------------------------------------------------------------------------------------------------------------- units

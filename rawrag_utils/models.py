@@ -269,9 +269,20 @@ def _normalised(embedder, vectors):
     return vectors / norms
 
 
-def device_kind():
-    import torch
+def torch_or_none():
+    """torch; None where it is not installed, which hosted models, BM25 and all that reads results do without."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
+    return torch
 
+
+def device_kind():
+    """Where models run: `cuda`, `mps` or `cpu`."""
+    torch = torch_or_none()
+    if torch is None:
+        return "cpu"
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -279,8 +290,9 @@ def device_kind():
 
 def fast_dtype(device):
     """bf16 where the processor multiplies it natively (2 to 3 times the speed, cosine >= .998), else fp32."""
-    import torch
-
+    torch = torch_or_none()
+    if torch is None:
+        return "float32"
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
     fast = device == "cpu" and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())

