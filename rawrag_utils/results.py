@@ -237,7 +237,7 @@ class Run:
     parameters: dict
     run_id: str
     folder: pathlib.Path
-    started: float
+    started: float  # as time.monotonic counts: the clock may be set meanwhile
     files: list = dataclasses.field(default_factory=list)
 
 
@@ -263,7 +263,7 @@ def begin(notebook, variables):
     root = paths.resolve(os.environ.get("RAWRAG_RUNS") or "runs")
     default = root / corpora.label(parameters.get("DATASET", "none")) / parameters.get("PROFILE", "none")
     folder = pathlib.Path(os.environ.get("RAWRAG_RUN_FOLDER", default))
-    return Run(path.stem, parameters, run_id(path, parameters), folder, time.time())
+    return Run(path.stem, parameters, run_id(path, parameters), folder, time.monotonic())
 
 
 def kept(run, relative_path):
@@ -429,7 +429,7 @@ def finish(run, corpus=None, n=None, models=(), accounting=None, seconds_per_que
         "git_commit": _commit(),
         "device": device(),
         "seconds_per_question": {stage: round(s, 6) for stage, s in (seconds_per_question or {}).items()},
-        "wall_seconds": round(time.time() - run.started, 1),
+        "wall_seconds": round(time.monotonic() - run.started, 1),
         "files": {name: paths.sha256(run.folder / name) for name in sorted(run.files)},
     }
     run.folder.mkdir(parents=True, exist_ok=True)
