@@ -72,7 +72,7 @@ def test_runs_killed_at_random_moments_end_as_an_undisturbed_one_does(monkeypatc
     """Three of the kills of `make torture`, on the one notebook that needs weights, a cache and a chat model alike."""
     monkeypatch.delenv("RAWRAG_CACHE")  # the weights that a user has
     lines = []
-    torture.torture(3, seed=1, notebooks={"04_hyde": torture.NOTEBOOKS["04_hyde"]}, tell=lines.append)
+    torture.torture(3, seed=9, notebooks={"04_hyde": {"QUESTIONS": 12, "ANSWERS": 1}}, tell=lines.append)
     assert sum("  killed " in line for line in lines) == 3 and "all held" in lines[-1]
 
 
@@ -216,11 +216,10 @@ def test_a_disk_full_while_token_vectors_are_kept_is_one_line(monkeypatch):
 def test_a_run_on_a_full_disk_is_one_line_and_the_next_one_completes(tmp_path):
     path = write_notebook(tmp_path / "tiny.ipynb", "print('clay ' * 2000)", FINISH)
     folder, identity = run.place(path, results.declared(path))
-    for limit in (0, 5000):
-        status, error = runner([path], limit=limit)
-        assert status in (1, 2) and "Traceback" not in error, error
-        assert "ree space" in error.splitlines()[-1] or "No space" in error or "too large" in error, error
-        assert not run.finished(folder, "tiny", identity)
+    status, error = runner([path], limit=5000)  # less than the log has, and the executed copy
+    assert status in (1, 2) and "Traceback" not in error, error
+    assert "ree space" in error.splitlines()[-1] or "too large" in error.splitlines()[-1], error
+    assert not run.finished(folder, "tiny", identity)
     assert runner([path])[0] == 0 and run.finished(folder, "tiny", identity)
 
 
@@ -352,14 +351,13 @@ def test_a_read_only_checkout_runs_into_other_folders_and_says_so_where_it_canno
     assert status == 2 and error.count("\n") == 1 and "RAWRAG_RUNS" in error and "ermission denied" in error
 
 
-@pytest.mark.parametrize("home", [None, NOWHERE])
-def test_a_run_without_a_home_folder(tmp_path, monkeypatch, home):
+def test_a_run_without_a_home_folder(tmp_path, monkeypatch):
     draw = "import matplotlib; matplotlib.use('Agg'); import matplotlib.pyplot as plt\nfigure, ax = plt.subplots()"
     draw += "\nresults.save_figure(run, figure, 'map'); print(len(str(pathlib.Path('x').resolve())))"
     path = write_notebook(tmp_path / "tiny.ipynb", draw, FINISH)
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MPLCONFIGDIR"):
         monkeypatch.delenv(name, raising=False)
-    status, error = runner([path], {} if home is None else {"HOME": home})
+    status, error = runner([path], {"HOME": NOWHERE})
     assert status == 0 and "Traceback" not in error, error
 
 
@@ -426,8 +424,8 @@ ASK = [ask_chat, ask_embeddings, ask_reranker]
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server that does not answer well. Clients wait half a second, read a megabyte and ask twice."""
-    monkeypatch.setattr(models, "TIMEOUT", 0.5)
+    """A server that does not answer well. Clients wait a quarter of a second, read a megabyte and ask twice."""
+    monkeypatch.setattr(models, "TIMEOUT", 0.25)
     monkeypatch.setattr(models, "RETRIES", 1)
     monkeypatch.setattr(models, "LARGEST", 1 << 20)
     monkeypatch.setattr(time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.02)))
