@@ -335,7 +335,7 @@ def _late(desk, asked):
 
 
 def _read_late(keys):
-    query = "SELECT * FROM late WHERE key IN ({}) AND typeof(scores) = 'blob'"
+    query = "SELECT key, scores, crc FROM late WHERE key IN ({}) AND typeof(scores) = 'blob'"
     found = _in_cache(lambda connection: list(store.rows(connection, query, keys)))
     # A flipped bit must not become a result: such scores are made again.
     return {key: np.frombuffer(blob, np.float64) for key, blob, crc in found if zlib.crc32(key + blob) == crc}

@@ -13,9 +13,9 @@ import hashlib
 import json
 import os
 import re
+import sys
 import threading
 import time
-import zlib
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ BATCH_TOKENS_GPU = 65536
 PULSE = 10  # seconds between two lines about work that goes on
 _COUNTING = threading.Lock()
 RETRIES, TIMEOUT = 5, 60  # of a request to an endpoint: how often again (waits double, Retry-After is heeded), seconds
+LARGEST = 64 << 20  # bytes that an endpoint's answer may have; 128 vectors of 4,096 numbers take 12 million
 
 
 class EmbedderConfig(BaseModel):
@@ -403,14 +404,12 @@ def forward(embedder, ids, output="sentence_embedding"):
 
 def _encode_endpoint(embedder, texts):
     """Yields as `_encode_local` does, as requests end; some are under way at a time."""
-    import openai
-
     config = embedder.config
     if not os.environ.get("OPENAI_API_KEY"):
         raise BadInput(f"{config.model}: OPENAI_API_KEY is not set; export it (any value for a server without keys)")
     failed, made = threading.Event(), {}
     with (
-        openai.OpenAI(max_retries=RETRIES, timeout=TIMEOUT) as client,
+        openai_client() as client,
         concurrent.futures.ThreadPoolExecutor(parallel(config)) as pool,
     ):
 
@@ -452,6 +451,40 @@ def parallel(config):
     if given and not (given.isdecimal() and int(given) >= 1):
         raise BadInput(f"RAWRAG_PARALLEL={given}: wanted a whole number from 1, requests at a time; export it again")
     return int(given) if given else config.parallel
+
+
+def bounded(response):
+    """A hook for httpx: an answer that does not end within the request's timeout, or in `LARGEST` bytes, is given up.
+
+    A client's timeout counts the silence between two bytes, so that it would read forever what is sent forever.
+    """
+    http = sys.modules[type(response).__module__.partition(".")[0]]  # httpx, or openai's own edition of it
+    stream, request = response.stream, response.request
+    end = time.monotonic() + request.extensions["timeout"]["read"]
+
+    class Bounded(http.SyncByteStream):
+        def __iter__(self):
+            size = 0
+            for piece in stream:
+                size += len(piece)
+                if time.monotonic() > end:
+                    raise http.ReadTimeout("the answer does not end", request=request)
+                if size > LARGEST:
+                    raise http.RemoteProtocolError("the answer is too long", request=request)
+                yield piece
+
+        def close(self):
+            stream.close()
+
+    response.stream = Bounded()
+
+
+def openai_client(**options):
+    """An `openai.OpenAI` that reads `bounded` answers and asks again; `options` are its own."""
+    import openai
+
+    reads = openai.DefaultHttpxClient(event_hooks={"response": [bounded]})
+    return openai.OpenAI(http_client=reads, max_retries=RETRIES, **{"timeout": TIMEOUT} | options)
 
 
 def _text_pieces(text, limit):
@@ -505,14 +538,14 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB,
 def _read_cache(embedder, keys):
     """{key: (vector, pieces)} of the keys that are known."""
     typed = "typeof(vector) = 'blob' AND typeof(pieces) = 'integer'"
-    query = f"SELECT * FROM vectors WHERE key IN ({{}}) AND {typed}"
+    query = f"SELECT key, vector, pieces, crc FROM vectors WHERE key IN ({{}}) AND {typed}"
     found = _in_cache(embedder, lambda connection: list(store.rows(connection, query, keys)))
     # A flipped bit must not become a result: such a vector is made again.
-    return {k: (np.frombuffer(v, np.float32), pieces) for k, v, pieces, crc in found if zlib.crc32(v, pieces) == crc}
+    return {k: (np.frombuffer(v, np.float32), n) for k, v, n, crc in found if store.vouched(crc, k, v, start=n)}
 
 
 def _write_cache(embedder, found):
-    rows = [(key, v.tobytes(), n, zlib.crc32(v.tobytes(), n)) for key, (v, n) in found.items()]
+    rows = [(key, v.tobytes(), n, store.checksum(key, v.tobytes(), start=n)) for key, (v, n) in found.items()]
     _in_cache(embedder, lambda c: c.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows))
 
 

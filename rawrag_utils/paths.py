@@ -132,6 +132,41 @@ def atomic(path, mode="w"):
             os.unlink(temporary)
 
 
+def sweep(folder):
+    """Remove what killed processes left unfinished below `folder`, which nobody else may be writing to meanwhile.
+
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> (folder / "deep").mkdir(), (folder / "deep/.table.csv-x1.part").touch(), (folder / "table.csv").touch()
+    (None, None, None)
+    >>> sweep(folder)
+    >>> [path.name for path in folder.rglob("*") if path.is_file()]
+    ['table.csv']
+    """
+    for path in pathlib.Path(folder).rglob(".*-*.part"):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(folder):
+    """In this block no other process publishes into `folder`, where nothing unfinished of a killed one is left."""
+    from filelock import FileLock
+
+    lock = FileLock(folder / ".lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise BadInput(
+            f"{relative(folder)}: cannot be written ({error.strerror or error}); free space or choose another folder "
+            "(RAWRAG_RESULTS)"
+        ) from error
+    try:
+        sweep(folder)
+        yield
+    finally:
+        lock.release()
+
+
 def fetch(url, path, digest, *, progress=True):
     """Download `url` to `path` unless a file with the SHA-256 `digest` is there already; returns the path.
 
@@ -159,7 +194,8 @@ def fetch(url, path, digest, *, progress=True):
     except urllib.error.HTTPError as error:
         error.close()
         raise BadInput(
-            f"{path.name}: {url} answered {error.code} {error.reason}; run again later, or upstream has moved the file"
+            f"{path.name}: {url} answered {error.code} {' '.join(str(error.reason).split())}; run again later, or "
+            "upstream has moved the file"
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise BadInput(

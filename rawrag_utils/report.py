@@ -635,7 +635,8 @@ def publish():
     RAWRAG_RESULTS names another folder, as for `run`. Returns the paths of the report's files.
     """
     root = paths.resolve(os.environ.get("RAWRAG_RESULTS", "results"))
-    written = write(build(collect(root), root), root)
+    with paths.alone(root):  # another plan may be publishing its tables
+        written = write(build(collect(root), root), root)
     if root == paths.ROOT / "results":
         page = paths.ROOT / "README.md"
         text = filled(page.read_text(encoding="utf-8"))

@@ -294,7 +294,8 @@ def _endpoint_scores(reranker, missing):
     config, questions = reranker.config, {}
     for key, (query, _) in missing.items():
         questions.setdefault(query, []).append(key)
-    with httpx.Client(headers=_authorisation(config), timeout=models.TIMEOUT) as client:
+    hooks = {"response": [models.bounded]}
+    with httpx.Client(headers=_authorisation(config), timeout=models.TIMEOUT, event_hooks=hooks) as client:
         batches = (
             k[start : start + config.batch] for k in questions.values() for start in range(0, len(k), config.batch)
         )
@@ -394,7 +395,7 @@ def _billed(answer, windows):
 def _read_scores(reranker, keys):
     """{key: (score, pieces)} of the keys that are known."""
     typed = "typeof(score) = 'real' AND typeof(pieces) = 'integer'"
-    query = f"SELECT * FROM scores WHERE key IN ({{}}) AND {typed}"
+    query = f"SELECT key, score, pieces, crc FROM scores WHERE key IN ({{}}) AND {typed}"
     found = _in_scores(reranker, lambda c: list(store.rows(c, query, keys)))
     return {key: (value, n) for key, value, n, crc in found if _score_checksum(key, value, n) == crc}
 
@@ -489,11 +490,11 @@ def _coded(ids, vectors):
 
 def _read_tokens(embedder, keys):
     typed = " AND ".join(f"typeof({column}) = 'blob'" for column in ("ids", "codes", "scales"))
-    query = f"SELECT * FROM tokens WHERE key IN ({{}}) AND {typed}"
+    query = f"SELECT key, ids, codes, scales, crc FROM tokens WHERE key IN ({{}}) AND {typed}"
     found = _in_tokens(embedder, lambda c: list(store.rows(c, query, keys)))
     known = {}
     for key, ids, codes, scales, crc in found:
-        if _checksum(ids, codes, scales) == crc:  # else a bit flipped: made again
+        if store.vouched(crc, key, ids, codes, scales):  # else a bit flipped: made again
             ids = np.frombuffer(ids, np.int32)
             known[key] = Tokens(
                 ids, np.frombuffer(codes, np.int8).reshape(len(ids), -1), np.frombuffer(scales, np.float32)
@@ -503,15 +504,8 @@ def _read_tokens(embedder, keys):
 
 def _write_tokens(embedder, found):
     blobs = [(key, *(part.tobytes() for part in tokens)) for key, tokens in found.items()]
-    rows = [(*row, _checksum(*row[1:])) for row in blobs]
+    rows = [(*row, store.checksum(*row)) for row in blobs]
     _in_tokens(embedder, lambda c: c.executemany("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?)", rows))
-
-
-def _checksum(*blobs):
-    crc = 0
-    for blob in blobs:
-        crc = zlib.crc32(blob, crc)
-    return crc
 
 
 def _in_tokens(embedder, work):

@@ -240,7 +240,7 @@ class Run:
     parameters: dict
     run_id: str
     folder: pathlib.Path
-    started: float
+    started: float  # as time.monotonic counts: the clock may be set meanwhile
     files: list = dataclasses.field(default_factory=list)
 
 
@@ -267,7 +267,7 @@ def begin(notebook, variables):
     root = paths.resolve(os.environ.get("RAWRAG_RUNS") or "runs")
     default = root / corpora.label(parameters.get("DATASET", "none")) / parameters.get("PROFILE", "none")
     folder = pathlib.Path(os.environ.get("RAWRAG_RUN_FOLDER", default))
-    return Run(path.stem, parameters, run_id(path, parameters), folder, time.time())
+    return Run(path.stem, parameters, run_id(path, parameters), folder, time.monotonic())
 
 
 def kept(run, relative_path):
@@ -451,7 +451,7 @@ def finish(run, corpus=None, n=None, models=(), accounting=None, seconds_per_que
         # Of the order of questions; of Python's hashes, None where each process draws its own. Models name theirs.
         "seeds": {"SEED": run.parameters.get("SEED"), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")},
         "seconds_per_question": {stage: round(s, 6) for stage, s in (seconds_per_question or {}).items()},
-        "wall_seconds": round(time.time() - run.started, 1),
+        "wall_seconds": round(time.monotonic() - run.started, 1),
         "files": {name: paths.sha256(run.folder / name) for name in sorted(run.files)},
     }
     run.folder.mkdir(parents=True, exist_ok=True)

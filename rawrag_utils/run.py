@@ -171,6 +171,7 @@ def run_notebook(path, parameters, *, force=False, silence=SILENCE, title=""):
                 return folder
             # A repeated run that is killed half-way must not look finished.
             (folder / f"{path.stem}.run.json").unlink(missing_ok=True)
+            paths.sweep(folder)
             say("  ".join((title, *worth_saying(parameters, results.declared(path)))))
             execution.execute(path, parameters, folder, silence)
     except filelock.Timeout as error:
@@ -372,7 +373,8 @@ def _run_plan(dataset, profile, force, silence):
             )
         target = _folder("RAWRAG_RESULTS", "results", parameters, dataset, profile)
         if published:
-            publish(folder, path.stem, target)
+            with paths.alone(paths.resolve(os.environ.get("RAWRAG_RESULTS", "results"))):
+                publish(folder, path.stem, target)
         targets.append(target if published else folder)
 
     folders = _run_all(steps, force, silence, after)

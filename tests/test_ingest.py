@@ -1,16 +1,15 @@
 """The corpus path: what is read and what is set aside, that a second run adds nothing and a killed one goes on."""
 
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from servers import serving
 
 from rawrag_utils import corpus, index, ingest, lake, models, paths, retrieval, scale
 from rawrag_utils.paths import BadInput
@@ -206,32 +205,15 @@ def test_a_table_is_not_searched_by_an_encoder_that_changed_since(tmp_path, caps
 
 @pytest.fixture
 def server():
-    """An OpenAI-compatible embedding server that answers with `vectors`; `server.asked` are the texts it was sent."""
+    """An OpenAI-compatible embedding server that answers with `vectors`."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
-            self.server.asked.extend(texts)
-            data = [{"object": "embedding", "index": i, "embedding": v.tolist()} for i, v in enumerate(vectors(texts))]
-            usage = {"prompt_tokens": 1, "total_tokens": 1}
-            content = json.dumps({"object": "list", "model": "m", "data": data, "usage": usage}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(texts):
+        data = [{"object": "embedding", "index": i, "embedding": v.tolist()} for i, v in enumerate(vectors(texts))]
+        usage = {"prompt_tokens": 1, "total_tokens": 1}
+        return 200, {}, {"object": "list", "model": "m", "data": data, "usage": usage}
 
-        def log_message(self, *arguments):
-            pass
-
-    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.asked = []
-    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield instance
-    instance.shutdown()
-    thread.join()
-    instance.server_close()
+    with serving(answer, lambda body: body["input"]) as instance:
+        yield instance
 
 
 def scaled(tmp_path, server, *arguments):

@@ -3,7 +3,6 @@
 import errno
 import functools
 import hashlib
-import http.server
 import json
 import os
 import random
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import use
+from servers import KEY, serving
 
 from rawrag_utils import corpus, index, models, paths, results, weights
 from rawrag_utils.paths import ROOT, BadInput
@@ -533,8 +533,6 @@ def test_no_window_of_locomo_is_truncated(encoders, real):
 
 # ---------------------------------------------------------------------------------------------------------- endpoints
 
-KEY = "sk-planted-0123456789"
-
 
 def vector(text):
     """What the server below answers for `text`."""
@@ -550,36 +548,12 @@ def answer(inputs, order=1):
 @pytest.fixture
 def server(monkeypatch):
     """An embedding server. `server.replies`: functions inputs -> (status, headers, body), used up first to last."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.server.asked.append(body["input"])
-            reply = self.server.replies.pop(0) if self.server.replies else honest
-            status, headers, content = reply(body["input"])
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            sent = {"Content-Type": "application/json", "Content-Length": len(content)} | headers
-            for name, value in sent.items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments):
-            pass
-
-    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.asked, instance.replies, instance.handle_error = [], [], lambda *arguments: None
-    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{instance.server_port}/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
-    yield instance
-    instance.shutdown()
-    thread.join()
-    instance.server_close()
+    with serving(honest, lambda body: body["input"]) as instance:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{instance.server_port}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+        yield instance
 
 
 def honest(inputs):

@@ -3,7 +3,6 @@
 import collections
 import email.utils
 import functools
-import http.server
 import json
 import logging
 import sqlite3
@@ -14,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import use
-from test_models import KEY, LETTERS, REVISION, flip, publish, refused, tiny_bert, write_profile
+from servers import KEY, serving
+from test_models import LETTERS, REVISION, flip, publish, refused, tiny_bert, write_profile
 
 from rawrag_utils import chunking, index, models, paths, rerankers, retrieval
 from rawrag_utils.corpus import Conversation, Question, Turn
@@ -616,38 +616,12 @@ def fails(status, **headers):
 @pytest.fixture
 def server(monkeypatch):
     """A rerank server. `server.replies`: functions body -> (status, headers, body), used up first to last."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.server.asked.append(body)
-            self.server.keys.append(self.headers["Authorization"])
-            reply = self.server.replies.pop(0) if self.server.replies else honest
-            status, headers, content = reply(body)
-            if status == 0:  # hang up
-                return
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in ({"Content-Type": "application/json", "Content-Length": len(content)} | headers).items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments):
-            pass
-
-    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.asked, instance.keys, instance.replies, instance.waits = [], [], [], []
-    instance.handle_error = lambda *arguments: None
-    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("COHERE_API_KEY", KEY)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(time, "sleep", instance.waits.append)
-    yield instance
-    instance.shutdown()
-    thread.join()
-    instance.server_close()
+    with serving(honest) as instance:
+        instance.waits = []
+        monkeypatch.setenv("COHERE_API_KEY", KEY)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr(time, "sleep", instance.waits.append)
+        yield instance
 
 
 def remote(server, **more):
