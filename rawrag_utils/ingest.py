@@ -20,7 +20,8 @@ from rawrag_utils import corpus as corpora
 from rawrag_utils.execution import say
 from rawrag_utils.paths import BadInput
 
-CONVERSATIONS = 16  # handed to a worker at a time: enough windows to fill its batches
+CONVERSATIONS = 2  # handed to a worker at a time: few, so that no worker waits for another at the end …
+CONVERSATIONS_GPU = 32  # … but a GPU wants enough windows to fill its batches
 COMMIT_BYTES = 20_000_000  # of windows added to the table at a time (8,000 windows of 384 dimensions) …
 COMMIT_SECONDS = 60  # … or what came by then: what a killed run loses
 TIDY = 32  # commits between two times of merging what they left behind
@@ -100,7 +101,7 @@ def _parquet_rows(path):
     try:
         with pq.ParquetFile(path) as file:
             count = file.metadata.num_rows
-            rows = (row for batch in file.iter_batches(batch_size=CONVERSATIONS) for row in batch.to_pylist())
+            rows = (row for batch in file.iter_batches(batch_size=CONVERSATIONS_GPU) for row in batch.to_pylist())
             for number, row in enumerate(rows):
                 yield f"row {number}", 1 / count, _without_nulls(row)
     except (pa.ArrowException, OSError) as error:
@@ -271,7 +272,7 @@ def _streamed(ray, found, place, settings, workers, threads, gpus):
     return rows.map_batches(
         Windows,
         fn_constructor_kwargs=told,
-        batch_size=CONVERSATIONS,
+        batch_size=CONVERSATIONS_GPU if gpus else CONVERSATIONS,
         batch_format="pyarrow",
         compute=pool,
         num_cpus=threads,

@@ -119,7 +119,7 @@ def make_table(place, settings, dimensions):
 
 
 def _connect(database):
-    os.environ.setdefault("LANCE_LOG", "error")  # it warns of small tables and of its own next release
+    os.environ.setdefault("RUST_LOG", "error")  # read at import; it warns of new tables and of its own next release
     try:
         import lancedb
     except ImportError as error:
