@@ -227,6 +227,7 @@ class Tally:
     windows: int = 0
     faults: list = dataclasses.field(default_factory=list)
     read: float = 0.0
+    first: tuple = ()  # (time, read) when the first conversation had come: until then workers were started
     started: float = dataclasses.field(default_factory=time.monotonic)
 
 
@@ -303,6 +304,7 @@ def _written(passing, place, settings, tally, total):
 
     for one in (row for batch in passing for row in batch.to_pylist()):
         tally.read += one["share"]
+        tally.first = tally.first or (time.monotonic(), tally.read)
         if one["name"] in pending:
             _decide(one, {one["name"]: (pending[one["name"]]["digest"], pending[one["name"]]["source"])})
         if one["windows"] and one["state"] in ("added", "replaced"):
@@ -342,18 +344,18 @@ def _count(one, tally):
 
 
 def progress(tally, total):
-    """One line: what was done, the share of bytes read, and about how long the rest takes.
+    """One line: what was done, the share of bytes read, and about how long the rest takes, at the rate since `first`.
 
-    >>> tally = Tally(collections.Counter({"added": 2}), windows=190, read=50.0, started=time.monotonic() - 60)
+    >>> tally = Tally(collections.Counter({"added": 2}), windows=190, read=55.0, first=(time.monotonic() - 60, 5.0))
     >>> progress(tally, 100)
-    '190 windows added; 2 added; 50 % read, about 1 min left'
+    '190 windows added; 2 added; 55 % read, about 1 min left'
     """
-    states = ", ".join(f"{n:,} {state}" for state, n in tally.states.items())
-    share = min(1.0, tally.read / total)
-    left = (time.monotonic() - tally.started) * (1 - share) / share if share else 0
-    return f"{tally.windows:,} windows added; {states}; {share:.0%} read".replace("%", " %") + (
-        f", about {left / 60:.0f} min left" if left >= 60 or share < 1 and left > 30 else ""
-    )
+    states = ", ".join(f"{n:,} {state}" for state, n in tally.states.items()) or "none finished"
+    since, before = tally.first or (time.monotonic(), tally.read)
+    done, rest = tally.read - before, max(0.0, total - tally.read)
+    left = (time.monotonic() - since) * rest / done / 60 if done > 0 else 0
+    share = f"{min(1.0, tally.read / total):.0%}".replace("%", " %")
+    return f"{tally.windows:,} windows added; {states}; {share} read" + (f", about {left:.0f} min left" * (left >= 0.5))
 
 
 def _cause(error):
