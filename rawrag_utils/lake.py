@@ -234,8 +234,9 @@ def search(table, questions, vectors, top=15, dates=None, everywhere=False, appr
 
     Each question's own conversation is searched, or `everywhere`; `dates` as in `retrieval`. What does not match is
     left out before ranking. Exact unless `approximate`, which goes through the index of `build_index`: `probes` of its
-    partitions, and `refine` times as many windows as asked for compared by their whole vectors. Scores are those of
-    float64 products, ties stand by chunk index. Raises `BadInput` for vectors, dates and numbers that do not fit.
+    partitions (all of them where a filter leaves windows out), and `refine` times as many windows as asked for
+    compared by their whole vectors. Scores are those of float64 products, ties stand by chunk index. Raises
+    `BadInput` for vectors, dates and numbers that do not fit.
     """
     if min(top, probes, refine) < 1:
         raise BadInput(f"top {top}, probes {probes}, refine {refine}: whole numbers from 1")
@@ -269,14 +270,15 @@ def _nearest(table, vector, condition, top, effort):
         query = query.select(["chunk_id", "vector", "_distance"])
         if condition:
             query = query.where(condition, prefilter=True)
-        query = query.nprobes(effort[0]).refine_factor(effort[1]) if effort else query.bypass_vector_index()
-        found = query.to_arrow()
-        if effort and condition and len(found) < limit:  # a narrow filter leaves few windows a partition
-            found = query.maximum_nprobes(0).to_arrow()  # so all of them are searched
-        found = _candidates(found, vector)
+        if effort is None:
+            query = query.bypass_vector_index()
+        else:  # the nearest partitions may hold few windows that match a filter: then none is left out (0)
+            probes, refine = effort
+            query = query.minimum_nprobes(probes).maximum_nprobes(0 if condition else probes).refine_factor(refine)
+        found = _candidates(query.to_arrow(), vector)
         # As many equal windows as were fetched: the one with the least index may not be among them.
         tied = len(found) == limit and found["score"].iloc[top - 1] - found["score"].iloc[-1] < 1e-6
-        if effort or not tied:
+        if effort is not None or not tied:
             return found[:top]
         limit *= 4
 
