@@ -82,7 +82,7 @@ def read(file):
     not move on.
     """
     file, steps = paths.resolve(file), {}
-    entries = run.read_yaml(file)
+    entries = paths.read_yaml(file)
     if not isinstance(entries, list) or not entries:
         raise BadInput(f"{paths.relative(file)}: wanted a list of {{notebook: NAME, parameters: {{NAME: [values]}}}}")
     for number, entry in enumerate(entries, 1):

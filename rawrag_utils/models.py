@@ -19,7 +19,6 @@ import zlib
 from typing import Literal
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rawrag_utils import paths, store, weights
@@ -145,12 +144,7 @@ def _blocks(name, heirs=()):
     path = _files().get(name)
     if path is None:
         raise BadInput(f"PROFILE={name}: no such profile; there are {', '.join(profiles())} in notebooks/params")
-    try:
-        blocks = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        place = f"line {error.problem_mark.line + 1}: " if getattr(error, "problem_mark", None) else ""
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise BadInput(f"{paths.relative(path)}: {place}not YAML ({reason})") from error
+    blocks = paths.read_yaml(path)
     if not (isinstance(blocks, dict) and "extends" in blocks):
         return blocks
     base = str(blocks.pop("extends"))
@@ -469,6 +463,8 @@ def _request(embedder, client, pieces):
         with _COUNTING:
             embedder.prompt_tokens += read
         vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
+        if [len(shape) for shape in {vector.shape for vector in vectors.values()}] not in ([1], []):
+            raise ValueError("not of one length")
     except openai.OpenAIError as error:
         reason = f"{type(error).__name__} {getattr(error, 'status_code', '')}".strip()
         # Not `from error`: servers echo keys, and a traceback ends up in an executed notebook.
@@ -479,7 +475,7 @@ def _request(embedder, client, pieces):
         raise BadInput(
             f"{model}: the endpoint's answer is no list of vectors; nothing of this batch was kept"
         ) from None
-    if sorted(vectors) != list(range(len(inputs))) or len(answer.data) != len(inputs):
+    if vectors.keys() != set(range(len(inputs))) or len(answer.data) != len(inputs):
         raise BadInput(f"{model}: {len(answer.data)} vectors for {len(inputs)} inputs; nothing of this batch was kept")
     return [vectors[i] for i in range(len(inputs))]
 

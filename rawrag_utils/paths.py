@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.client
+import json
 import os
 import pathlib
 import tempfile
@@ -13,8 +14,29 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TIMEOUT = 30  # seconds a download may stay silent
 
 
+LONGEST = 1000  # characters of a message
+
+
 class BadInput(ValueError):
-    """Input that cannot be used. The message is one line: the place, what is wrong there, and the remedy."""
+    """Input that cannot be used. The message is one line: the place, what is wrong there, and the remedy.
+
+    Messages quote what was read, so each is made `printable` here, once for all.
+    """
+
+    def __init__(self, message):
+        super().__init__(printable(message))
+
+
+def printable(text):
+    r"""`text` as one line that a terminal shows and does not obey: breaks and control characters as escapes.
+
+    Of a long one the middle is left out.
+
+    >>> printable("my\n\x1b[31m.json: \ud800 is no text"), len(printable("x" * 5000))
+    ('my\\n\\x1b[31m.json: \\ud800 is no text', 1000)
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return shown if len(shown) <= LONGEST else f"{shown[:700]} … {shown[703 - LONGEST :]}"
 
 
 def resolve(path):
@@ -72,6 +94,46 @@ def sha256(path):
         raise BadInput(
             f"{relative(path)}: cannot be read ({error.strerror}); check that the file is there and may be read"
         ) from error
+
+
+def read_yaml(path):
+    """What the YAML file at `path` holds, see `yaml_value`. Raises `BadInput` with the line of the fault."""
+    try:
+        return yaml_value(pathlib.Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise BadInput(f"{relative(path)}: no such file; correct the name or restore it with git checkout") from error
+    except OSError as error:
+        raise BadInput(f"{relative(path)}: cannot be read ({error.strerror}); check who may read it") from error
+    except BadInput as error:
+        raise BadInput(f"{relative(path)}: {error}") from error
+
+
+def yaml_value(text):
+    """The value of YAML in `text` (or bytes): numbers, texts, true, false, null, lists and mappings, as JSON has them.
+
+    No objects, dates or sets, and no aliases: nine lines of them can stand for a billion values. Raises `BadInput`.
+
+    >>> yaml_value("{POOL: 30, CATEGORIES: [1, temporal]}")
+    {'POOL': 30, 'CATEGORIES': [1, 'temporal']}
+    """
+    import yaml
+
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise BadInput("an alias (*name) is not read; write out what it stands for")
+        value = yaml.safe_load(text)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place, reason = f"line {mark.line + 1}" if mark else "the file", getattr(error, "problem", None) or error
+        raise BadInput(f"{place} is not YAML ({reason})") from error
+    except RecursionError as error:
+        raise BadInput("nested too deeply; write it flatter") from error
+    except BadInput:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # of dates that are none, odd tags and keys
+        raise BadInput("a value is no number, text, list or mapping; put what is meant as text in quotes") from error
+    return value
 
 
 @contextlib.contextmanager
