@@ -58,6 +58,9 @@ class Question:
     ranges: tuple[tuple[int, int], ...] = ()
 
 
+_RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|$)", re.IGNORECASE)  # no file's name on Windows
+
+
 def label(dataset):
     """Short name of a data set for folders and tables: its name, or the stem of its file.
 
@@ -66,4 +69,5 @@ def label(dataset):
     """
     stem = str(dataset).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
     stem = re.sub(r"\.(?:json|srt|vtt)$", "", stem, flags=re.IGNORECASE)
-    return re.sub(r"[^\w.-]+", "_", stem).lstrip(".") or "corpus"  # never a folder outside: `..` is no label
+    name = re.sub(r"[^\w.-]+", "_", stem).strip(".")[:60].strip(".") or "corpus"  # never a folder outside: `..`
+    return f"_{name}" if _RESERVED.match(name) else name

@@ -28,6 +28,8 @@ BATCH_TOKENS = 4096  # tokens a forward pass; on a CPU 1,024 to 16,384 are equal
 BATCH_TOKENS_GPU = 65536
 PULSE = 10  # seconds between two lines about work that goes on
 _COUNTING = threading.Lock()
+# What reading an answer of another form than agreed raises: lists for objects, text for numbers, a thousand brackets.
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError, RecursionError)
 RETRIES, TIMEOUT = 5, 60  # of a request to an endpoint: how often again (waits double, Retry-After is heeded), seconds
 
 
@@ -291,7 +293,9 @@ def _load_sentence_transformer(embedder):
     folder = weights.encoder_folder(config)
     try:
         model = SentenceTransformer(
-            folder, device=embedder.device, model_kwargs={"dtype": getattr(torch, embedder.dtype)}
+            folder,
+            device=embedder.device,
+            model_kwargs={"dtype": getattr(torch, embedder.dtype), "use_safetensors": True},
         )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
@@ -460,9 +464,10 @@ def _request(embedder, client, pieces):
     try:
         answer = client.embeddings.create(model=model, input=inputs, encoding_format="float")
         read = answer.usage.prompt_tokens if answer.usage else sum(tokens for _, tokens in pieces)
+        with np.errstate(over="ignore"):  # infinite, and refused as that
+            vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
         with _COUNTING:
-            embedder.prompt_tokens += read
-        vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
+            embedder.prompt_tokens += int(read)
         if [len(shape) for shape in {vector.shape for vector in vectors.values()}] not in ([1], []):
             raise ValueError("not of one length")
     except openai.OpenAIError as error:
@@ -471,7 +476,7 @@ def _request(embedder, client, pieces):
         raise BadInput(
             f"{model}: the endpoint failed ({reason}); what was embedded before is kept, run again to go on"
         ) from None
-    except (AttributeError, TypeError, ValueError):
+    except MALFORMED:
         raise BadInput(
             f"{model}: the endpoint's answer is no list of vectors; nothing of this batch was kept"
         ) from None

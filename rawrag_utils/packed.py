@@ -98,7 +98,7 @@ def _tensors(stream):
     entries = [_entry(stream) for _ in range(count)]
     tensors = {}
     for name, kind, numbers, place, length in entries:
-        stream.seek(place)
+        stream.seek(min(place, os.fstat(stream.fileno()).st_size))  # beyond it the next line finds nothing
         if kind == 1:
             tensors[name] = _weights(_array(stream, Q4_0, length // Q4_0.itemsize))
         else:

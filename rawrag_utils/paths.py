@@ -27,16 +27,16 @@ class BadInput(ValueError):
         super().__init__(printable(message))
 
 
-def printable(text):
+def printable(text, longest=LONGEST):
     r"""`text` as one line that a terminal shows and does not obey: breaks and control characters as escapes.
 
-    Of a long one the middle is left out.
+    Of one longer than `longest` characters the middle is left out.
 
     >>> printable("my\n\x1b[31m.json: \ud800 is no text"), len(printable("x" * 5000))
     ('my\\n\\x1b[31m.json: \\ud800 is no text', 1000)
     """
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
-    return shown if len(shown) <= LONGEST else f"{shown[:700]} … {shown[703 - LONGEST :]}"
+    return shown if len(shown) <= max(longest, LONGEST) else f"{shown[:700]} … {shown[703 - LONGEST :]}"
 
 
 def resolve(path):
@@ -63,6 +63,15 @@ def relative(path):
     """
     path = pathlib.Path(path)
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
+
+def inside(name):
+    r"""Whether `name`, read from data, stays below the folder it is put behind, on every system.
+
+    >>> [inside(name) for name in ("figures/a.png", "../a", "/a", "a/../../b", "C:a", "a\\b", "")]
+    [True, False, False, False, False, False, False]
+    """
+    return name.isprintable() and not set(name) & set(":\\") and all(p not in ("", ".", "..") for p in name.split("/"))
 
 
 def params():

@@ -562,8 +562,7 @@ def read_record(folder, raw):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "nb.run.json").write_bytes(raw)
     (folder / "nb.csv").write_bytes(TABLE)
-    assert run.finished(folder, "nb", "0" * 16) in (True, False)
-    with contextlib.suppress(BadInput):
+    if run.finished(folder, "nb", "0" * 16):
         run.publish(folder, "nb", folder / "copy")
     report.build(report.collect(folder.parents[1]), folder.parents[1])
 
