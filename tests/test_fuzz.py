@@ -58,8 +58,9 @@ from rawrag_utils.paths import BadInput
 COUNT = int(os.environ.get("RAWRAG_FUZZ", "200"))
 SECONDS = 10  # that a single input may take, on a busy machine; what grows with the square of a length takes minutes
 LINE = 1000  # characters of a message: what was read is not poured out again
-KEPT = 40  # inputs of each kind that are read again to see whether memory grows
-GROWTH = 400_000  # bytes that reading them three times more may leave behind: caches of patterns fill up
+KEPT = COUNT // 20 if COUNT < 1000 else 100  # inputs of each kind that are read again, to see whether memory grows
+TIMES = 3  # that each of them is read again
+GROWTH = 100_000  # bytes that all this may leave behind: some caches (of words, of patterns) are not yet full
 PEAK = 250_000_000  # bytes that a single one may need on the way
 
 # -------------------------------------------------------------------------------------------------------- valid inputs
@@ -489,6 +490,19 @@ def as_yaml(content, flow):
 # -------------------------------------------------------------------------------------------------------------- readers
 
 
+def one_line(message):
+    """Nothing that was read breaks the line, reaches the terminal as a command, or fills the screen."""
+    assert message.isprintable() and len(message) <= LINE, ascii(message[:2000])
+
+
+@contextlib.contextmanager
+def refusable():
+    try:
+        yield
+    except BadInput as error:
+        one_line(str(error))
+
+
 def read_corpus(folder, raw):
     """As far as a notebook goes without a model."""
     (folder / "data.json").write_bytes(raw)
@@ -634,12 +648,11 @@ def read_grid(folder, raw):
 
 def read_profile(folder, raw):
     (folder / "mine.yaml").write_bytes(raw)
-    models.profiles()
-    models.deciding("mine")
-    for load in (models.load_embedder, rerankers.load_reranker, llm.load_chat):
-        with contextlib.suppress(BadInput):  # each block is somebody's first
+    assert "local" in models.profiles()
+    for load in (models.load_embedder, rerankers.load_reranker, llm.load_chat):  # each block is somebody's first
+        with refusable():
             load("mine")
-    models.profile("mine")
+    models.deciding("mine")
 
 
 def read_expected(folder, raw):
@@ -651,10 +664,10 @@ def read_typed(folder, text):
     """What is typed behind `-p` and `--set`, for every notebook that there is."""
     given = run.split_assignments(text)
     for defaults in DECLARED:
-        with contextlib.suppress(BadInput):  # most notebooks do not have them all
+        with refusable():  # most notebooks do not have them all
             run.checked({k: run.parse_value(k, v, defaults.get(k, "")) for k, v in given}, defaults)
     for value, default in ((v, d) for _, v in given for d in (0, 0.5, False, "", [1])):
-        with contextlib.suppress(BadInput):
+        with refusable():
             results.check_parameters({"X": run.parse_value("X", value, default)}, {"X": default})
 
 
@@ -708,18 +721,12 @@ INPUTS = {
 # ---------------------------------------------------------------------------------------------------------------- tests
 
 
-def one_line(message):
-    """Nothing that was read breaks the line, reaches the terminal as a command, or fills the screen."""
-    assert message.isprintable() and len(message) <= LINE, ascii(message[:2000])
-
-
 def outcome(read, folder, raw):
-    try:
+    """Whether an input is taken."""
+    with refusable():
         read(folder, raw)
-    except BadInput as error:
-        one_line(str(error))
-        return False
-    return True
+        return True
+    return False
 
 
 @pytest.fixture
@@ -763,7 +770,7 @@ def test_damaged_input_is_taken_or_refused_in_one_line(name, place):
 
 
 def growth(read, folder, kept):
-    """(bytes left behind, bytes at most) of reading the inputs `kept` three times, once the caches are filled."""
+    """(bytes left behind, bytes at most) of reading the inputs `kept` again and again, once the caches are filled."""
     peak = 0
     for raw in kept:
         outcome(read, folder, raw)
@@ -771,7 +778,7 @@ def growth(read, folder, kept):
     try:
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        for _ in range(3):
+        for _ in range(TIMES):
             for raw in kept:
                 tracemalloc.reset_peak()
                 outcome(read, folder, raw)
