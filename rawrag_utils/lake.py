@@ -217,13 +217,13 @@ def where(conversation=None, between=(None, None)):
     start, end = (str(d) if d else None for d in between)
     parts = [f"conversation_id = {_quoted(conversation)}"] if conversation is not None else []
     if end:
-        parts.append(f"first_date <= '{end}'")
+        parts.append(f"first_date <= {_quoted(end)}")
     if start:
-        parts.append(f"last_date >= '{start}'")
+        parts.append(f"last_date >= {_quoted(start)}")
     if start and end:
         up_to, before = (
-            f"array_position(array_sort(array_append(dates, '{day}')), '{day}')"
-            for day in (f"{end}~", start)  # the mark stands behind the day itself
+            f"array_position(array_sort(array_append(dates, {day})), {day})"
+            for day in map(_quoted, (f"{end}~", start))  # the mark stands behind the day itself
         )
         parts.append(f"{up_to} > {before}")
     return " AND ".join(parts)

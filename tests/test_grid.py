@@ -101,6 +101,10 @@ def test_the_grid_that_comes_along_can_be_run():
         ("- {notebook: 01_chunking, parameters: {CHUNK_SIZE: [64], CHUNK_OVERLAP: [8, 64]}}", "must be smaller than"),
         ("- {notebook: 04_hyde, parameters: {DRY_RUN: true}}", "a dry run leaves no results"),
         ("- [", "few.yaml: line 1 is not YAML"),
+        ("- {notebook: 02_embedding, parameters: {CATEGORIES: true}}", "CATEGORIES=True: wanted a value of kind list"),
+        ("- {notebook: 02_embedding, parameters: {CATEGORIES: [2024-05-01]}}", "few.yaml: a value is no number, text"),
+        ("- {notebook: N, parameters: {NUMBER: &a [*a]}}", "few.yaml: an alias (*name) is not read"),
+        (f"- {{notebook: N, parameters: {{NUMBER: {list(range(101))}, TEXT: {['x'] * 101}}}}}", "10,201 combinations"),
     ],
 )
 def test_a_fault_in_the_file_is_one_line_before_anything_starts(tmp_path, capsys, content, message):
