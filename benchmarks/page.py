@@ -199,7 +199,9 @@ def capacity():
     """A corpus of 10^9 turns from these figures: a row a quantity."""
     limits, grown, search = read("limits").set_index("name")["value"], read("growth"), read("search")
     windows = TURNS * limits["windows"] / limits["turns"]
-    rate = _slope(read("workers").query("path == 'corpus' and profile == 'local' and workers == 1"))
+    workers = read("workers")
+    one = workers[(workers["path"] == "corpus") & (workers["profile"] == "local") & (workers["workers"] == 1)]
+    rate = _slope(one)
     chunk = grown[grown["stage"] == "chunk"].iloc[-1]
     largest = search[search["windows"] == search["windows"].max()].set_index("search")
     more = windows / search["windows"].max()
