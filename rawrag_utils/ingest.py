@@ -235,7 +235,8 @@ def corpus(folder, place, profile="local", size=256, overlap=32, workers=None, t
     `workers` embed at a time, each on `threads` processors and `gpus` GPUs. What the table holds already is left as it
     is, a conversation that changed in its file is replaced, one that cannot be read is noted in the table
     `<name>_set_aside` with its reason. Memory depends on the largest conversation (and JSON file), not on the corpus.
-    Raises `BadInput` for input that concerns all: no files, another profile than the table's, no weights.
+    Raises `BadInput` for input that concerns all: no files, another profile than the table's, no weights, and where
+    another run writes to the table, which only a local one shows: to one in an object store, run one at a time.
     """
     chunking.check_size(size, overlap)
     found, settings = files(folder), {**encoder(profile), "CHUNK_SIZE": size, "CHUNK_OVERLAP": overlap}
@@ -243,7 +244,8 @@ def corpus(folder, place, profile="local", size=256, overlap=32, workers=None, t
         raise BadInput(f"workers {workers}, threads {threads}: whole numbers from 1")
     workers = workers or max(1, (os.cpu_count() or 1) // threads)
     tally, total = Tally(), sum(os.path.getsize(p) for p, _ in found) or 1
-    with grid.cluster(workers * threads) as ray:  # before LanceDB wakes up: its threads do not survive Ray's forks
+    # Ray before LanceDB wakes up, whose threads do not survive Ray's forks.
+    with lake.writing(place), grid.cluster(workers * threads) as ray:
         lake.find_table(place, settings)
         try:
             passing = _streamed(ray, found, place, settings, workers, threads, gpus)

@@ -188,6 +188,20 @@ def test_settings_of_another_run_are_refused(tmp_path, stub):
         ingest.Windows(str(tmp_path / "w"), {**SETTINGS, "CHUNK_SIZE": 32})
 
 
+def test_a_table_that_another_run_writes_to_is_refused_in_one_line(tmp_path, capsys):
+    place = tmp_path / "lake" / "w"
+    with lake.writing(place):
+        assert scale.main(["corpus", str(write_all(tmp_path / "in")), str(place)]) == 2
+    assert capsys.readouterr().err == "error: w: another run is writing to it; wait for it, then run again\n"
+    with (
+        lake.writing(place),
+        lake.writing(tmp_path / "lake" / "other"),
+        lake.writing("s3://b/w"),
+        lake.writing("s3://b/w"),
+    ):
+        pass  # free again; other tables are not held, and an object store holds none
+
+
 def test_what_decides_a_window_s_vector_is_among_the_settings_of_a_table():
     e5, multilingual = ingest.encoder("e5"), ingest.encoder("multilingual")
     assert e5["document_prompt"] == "passage: " and multilingual["tokenizer_sha256"] and not e5["tokenizer_sha256"]
