@@ -259,7 +259,7 @@ def cluster(processors):
             if not left:
                 place = f"RAY_ADDRESS={address}" if address else "Ray"
                 reason = str(error).partition("\n")[0][:200]
-                remedy = "correct it or RAY_AUTH_MODE, or unset it to embed Ray"
+                remedy = "correct it, RAY_AUTH_MODE or the token, or unset it to embed Ray"
                 raise BadInput(f"{place}: no cluster ({reason}); {remedy if address else 'run again'}") from error
     try:
         yield ray

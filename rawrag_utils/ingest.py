@@ -15,11 +15,12 @@ import os
 import pathlib
 import time
 
-from rawrag_utils import chunking, grid, lake, models, own_form, paths
+from rawrag_utils import chunking, dialogue, grid, lake, lectures, models, own_form, paths
 from rawrag_utils import corpus as corpora
 from rawrag_utils.execution import say
 from rawrag_utils.paths import BadInput
 
+KINDS = (".json", ".jsonl", ".parquet", *lectures.ENDINGS)
 CONVERSATIONS = 2  # handed to a worker at a time: few, so that no worker waits for another at the end …
 CONVERSATIONS_GPU = 32  # … but a GPU wants enough windows to fill its batches
 COMMIT_BYTES = 20_000_000  # of windows added to the table at a time (8,000 windows of 384 dimensions) …
@@ -32,13 +33,20 @@ FAULTS = 1000  # noted in the table beside it; more are counted only
 
 
 def files(folder):
-    """(path, its name below `folder`) of all .json, .jsonl and .parquet files there, sorted. Raises `BadInput`."""
+    """(path, its name below `folder`) of all files there with an ending of `KINDS`, sorted. Raises `BadInput`.
+
+    The questions about lectures beside their subtitles are no conversations and left out.
+    """
     root = paths.resolve(folder)
-    kinds = (".json", ".jsonl", ".parquet")
-    found = sorted(p for p in root.rglob("*") if p.suffix in kinds and p.is_file()) if root.is_dir() else [root]
-    if not found or not found[0].is_file():
-        raise BadInput(f"{paths.relative(root)}: no .json, .jsonl or .parquet file; name the folder that has them")
+    listed = root.rglob("*") if root.is_dir() else [root]
+    found = sorted(p for p in listed if p.suffix.lower() in KINDS and p.is_file() and not _questions(p))
+    if not found:
+        raise BadInput(f"{paths.relative(root)}: no file in {', '.join(KINDS)}; name the folder that has some")
     return [(str(p), p.relative_to(root).as_posix() if root.is_dir() else p.name) for p in found]
+
+
+def _questions(path):
+    return path.name == lectures.QUESTIONS_FILE and lectures.holds(path.parent)
 
 
 def read(path, source):
@@ -46,14 +54,14 @@ def read(path, source):
 
     `conversation` is a `corpus.Conversation` as JSON, `reason` why it cannot be read; the other is empty. JSON Lines
     and Parquet hold one conversation in the own form a line or a row, and are read piece by piece; a JSON file is read
-    as a whole and may have any shape that `corpus.load` knows.
+    as a whole and may have any shape that `corpus.load` knows. A subtitle file is one conversation.
     """
     import orjson
 
     path, size, seen = pathlib.Path(path), os.path.getsize(path), set()
     one = {"source": source, "place": "", "share": float(size), "conversation": b"", "reason": ""}
     try:
-        for place, share, item in _items(path):
+        for place, share, item in _items(path, source):
             found = {**one, "place": place, "share": share * size}
             try:
                 conversation = item if isinstance(item, corpora.Conversation) else _checked(item)
@@ -67,12 +75,17 @@ def read(path, source):
         yield {**one, "reason": str(error)}
 
 
-def _items(path):
+def _items(path, source):
     """(place, share of the file, conversation as the file has it) of a file, one after the other."""
-    if path.suffix == ".parquet":
+    kind = path.suffix.lower()
+    if kind == ".parquet":
         return _parquet_rows(path)
-    if path.suffix == ".jsonl":
+    if kind == ".jsonl":
         return _json_lines(path)
+    if kind in lectures.ENDINGS:
+        (talk,) = corpora.load(str(path)).conversations
+        name = dialogue.label(source.replace("/", "_"))  # with its folders, for each may hold a talk.srt
+        return [("", 1, dataclasses.replace(talk, conversation_id=name, source_id=name))]
     try:
         content = corpora.parse(path)
         own = corpora.is_own(content) and isinstance(content["conversations"], list)
@@ -237,7 +250,8 @@ def corpus(folder, place, profile="local", size=256, overlap=32, workers=None, t
     `workers` embed at a time, each on `threads` processors and `gpus` GPUs. What the table holds already is left as it
     is, a conversation that changed in its file is replaced, one that cannot be read is noted in the table
     `<name>_set_aside` with its reason. Memory depends on the largest conversation (and JSON file), not on the corpus.
-    Raises `BadInput` for input that concerns all: no files, another profile than the table's, no weights.
+    Raises `BadInput` for input that concerns all: no files, another profile than the table's, no weights, and where
+    another run writes to the table, which only a local one shows: to one in an object store, run one at a time.
     """
     chunking.check_size(size, overlap)
     found, settings = files(folder), {**encoder(profile), "CHUNK_SIZE": size, "CHUNK_OVERLAP": overlap}
@@ -245,7 +259,8 @@ def corpus(folder, place, profile="local", size=256, overlap=32, workers=None, t
         raise BadInput(f"workers {workers}, threads {threads}: whole numbers from 1")
     workers = workers or max(1, (os.cpu_count() or 1) // threads)
     tally, total = Tally(), sum(os.path.getsize(p) for p, _ in found) or 1
-    with grid.cluster(workers * threads) as ray:  # before LanceDB wakes up: its threads do not survive Ray's forks
+    # Ray before LanceDB wakes up, whose threads do not survive Ray's forks.
+    with lake.writing(place), grid.cluster(workers * threads) as ray:
         lake.find_table(place, settings)
         try:
             passing = _streamed(ray, found, place, settings, workers, threads, gpus)

@@ -5,8 +5,10 @@ conversation also carries what belongs to the whole of it (`FIRST`): a digest, w
 conversation is added in one commit or not at all, so what was killed half-way needs no repair.
 """
 
+import contextlib
 import datetime
 import os
+import pathlib
 import re
 
 import numpy as np
@@ -106,6 +108,30 @@ def open_table(place):
     if table is None:
         raise BadInput(f"{_said(place)}: no such table; make it with python -m rawrag_utils.scale corpus FOLDER TABLE")
     return table
+
+
+@contextlib.contextmanager
+def writing(place):
+    """Hold the table at `place` as long as the block lasts: raises `BadInput` where another process writes to it.
+
+    A table in an object store has no lock file: there, only one run at a time may write to it.
+    """
+    import filelock
+
+    database, name = split_place(place)
+    if "://" in database:
+        yield
+        return
+    lock = filelock.FileLock(pathlib.Path(database) / f".{name}.lock", timeout=0)
+    try:
+        os.makedirs(database, exist_ok=True)
+        held = lock.acquire()
+    except filelock.Timeout as error:
+        raise BadInput(f"{_said(place)}: another run is writing to it; wait for it, then run again") from error
+    except OSError as error:
+        raise BadInput(f"{_said(place)}: cannot be written ({error.strerror}); choose another place") from error
+    with held:
+        yield
 
 
 def make_table(place, settings, dimensions):

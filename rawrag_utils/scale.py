@@ -132,8 +132,9 @@ def _run_search(given):
 def _run_index(given):
     table = lake.open_table(given.table)
     started = time.monotonic()
-    lake.tidy(table)
-    lake.build_index(table, given.kind, given.partitions)
+    with lake.writing(given.table):
+        lake.tidy(table)
+        lake.build_index(table, given.kind, given.partitions)
     print(f"{given.kind} over {table.count_rows():,} windows in {time.monotonic() - started:.1f} s")
     return 0
 

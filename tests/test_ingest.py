@@ -119,7 +119,7 @@ def test_other_shapes_are_read_as_a_data_set_is(tmp_path):
 
 def test_a_folder_without_conversations_is_refused(tmp_path):
     for place in (tmp_path, tmp_path / "nosuch"):
-        with pytest.raises(BadInput, match="no .json, .jsonl or .parquet file"):
+        with pytest.raises(BadInput, match="no file in .json, .jsonl, .parquet, .srt, .vtt; name"):
             ingest.files(place)
 
 
@@ -138,6 +138,31 @@ def test_the_table_holds_what_the_notebooks_would_make_of_it(tmp_path, stub):
     read = lake.read_index(table, ["b1"])
     assert read["b1"]["chunks"] == built["b1"]["chunks"] and read["b1"]["turn_context"] == built["b1"]["turn_context"]
     assert (read["b1"]["embeddings"] == built["b1"]["embeddings"]).all()
+
+
+CUES = "1\n00:00:01,000 --> 00:00:09,000\nStudent: Is it clay?\n\n2\n00:00:20,000 --> 00:00:29,000\n{} pots\n"
+
+
+def test_subtitles_are_conversations_each_by_its_path(tmp_path, stub):
+    folder = tmp_path / "in"
+    for name in ("top.VTT", "week1/my talk.srt", "week2/my talk.srt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(CUES.format(name))
+    (folder / "week1" / "broken.srt").write_text("no times")
+    (folder / "week1" / "questions.json").write_text('{"questions": []}')
+    (folder / "week1_my_talk.vtt").write_text(CUES.format("same id"))
+    tally = run(folder, tmp_path / "w")
+    assert tally.states == {"added": 3, "set aside": 2}
+    broken, twin = tally.faults
+    assert broken["source"] == "week1/broken.srt" and "give an SRT or VTT file" in broken["reason"]
+    assert twin["source"] == "week1_my_talk.vtt" and "is week1/my talk.srt's in the table" in twin["reason"]
+
+    read = lake.read_index(lake.open_table(tmp_path / "w"), ["top", "week1_my_talk", "week2_my_talk"])
+    loaded = corpus.load(str(folder / "top.VTT")).conversations
+    built = index.build(loaded, lambda doc: ingest.chunking.cut(doc, 64, 8))["top"]
+    assert read["top"]["chunks"] == built["chunks"] and read["top"]["turn_context"] == built["turn_context"]
+    assert "[00:20~00:29] week2/my talk.srt pots" in read["week2_my_talk"]["turn_context"]["turn_lines"]
+    assert run(folder, tmp_path / "w").states == {"known": 3, "set aside": 2}
 
 
 def test_a_second_run_adds_nothing_and_a_changed_conversation_is_replaced(tmp_path, stub):
@@ -185,6 +210,20 @@ def test_settings_of_another_run_are_refused(tmp_path, stub):
     run(write_all(tmp_path / "in"), tmp_path / "w")
     with pytest.raises(BadInput, match="made with CHUNK_SIZE 64, now 32; choose another table"):
         ingest.Windows(str(tmp_path / "w"), {**SETTINGS, "CHUNK_SIZE": 32})
+
+
+def test_a_table_that_another_run_writes_to_is_refused_in_one_line(tmp_path, capsys):
+    place = tmp_path / "lake" / "w"
+    with lake.writing(place):
+        assert scale.main(["corpus", str(write_all(tmp_path / "in")), str(place)]) == 2
+    assert capsys.readouterr().err == "error: w: another run is writing to it; wait for it, then run again\n"
+    with (
+        lake.writing(place),
+        lake.writing(tmp_path / "lake" / "other"),
+        lake.writing("s3://b/w"),
+        lake.writing("s3://b/w"),
+    ):
+        pass  # free again; other tables are not held, and an object store holds none
 
 
 def test_what_decides_a_window_s_vector_is_among_the_settings_of_a_table():
@@ -254,5 +293,5 @@ def test_faults_of_all_are_one_line(tmp_path, capsys):
     assert scale.main(["search", str(tmp_path / "w"), "clay"]) == 2
     assert scale.main(["index", str(tmp_path / "w")]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4 and "no .json" in lines[0] and "the overlap must be" in lines[1]
+    assert len(lines) == 4 and "no file in .json" in lines[0] and "the overlap must be" in lines[1]
     assert "no such table; make it with" in lines[2] and "no such table" in lines[3]
