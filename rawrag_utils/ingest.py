@@ -42,7 +42,13 @@ def files(folder):
     found = sorted(p for p in listed if p.suffix.lower() in KINDS and p.is_file() and not _questions(p))
     if not found:
         raise BadInput(f"{paths.relative(root)}: no file in {', '.join(KINDS)}; name the folder that has some")
-    return [(str(p), p.relative_to(root).as_posix() if root.is_dir() else p.name) for p in found]
+    names = [p.relative_to(root).as_posix() if root.is_dir() else p.name for p in found]
+    # A file's name may be no text: it travels as bytes, and is told with a mark for what cannot be read.
+    return [(os.fsencode(p), _sound(name)) for p, name in zip(found, names, strict=True)]
+
+
+def _sound(text):
+    return text.encode("utf-8", "replace").decode()
 
 
 def _questions(path):
@@ -58,9 +64,10 @@ def read(path, source):
     """
     import orjson
 
-    path, size, seen = pathlib.Path(path), os.path.getsize(path), set()
-    one = {"source": source, "place": "", "share": float(size), "conversation": b"", "reason": ""}
+    path, seen = pathlib.Path(os.fsdecode(path)), set()
+    one = {"source": source, "place": "", "share": 0.0, "conversation": b"", "reason": ""}
     try:
+        one["share"] = size = float(os.path.getsize(path))
         for place, share, item in _items(path, source):
             found = {**one, "place": place, "share": share * size}
             try:
@@ -70,9 +77,11 @@ def read(path, source):
                 seen.add(conversation.conversation_id)
                 yield {**found, "conversation": orjson.dumps(conversation)}
             except (BadInput, orjson.JSONEncodeError) as error:  # the latter of half a character, which is no text
-                yield {**found, "reason": str(error)}
+                yield {**found, "reason": _sound(str(error))}
+    except OSError as error:  # it is gone, or not ours to read
+        yield {**one, "reason": f"{source}: cannot be read ({error.strerror}); check that it is there, and its rights"}
     except BadInput as error:
-        yield {**one, "reason": str(error)}
+        yield {**one, "reason": _sound(str(error))}
 
 
 def _items(path, source):
@@ -117,7 +126,7 @@ def _parquet_rows(path):
             rows = (row for batch in file.iter_batches(batch_size=CONVERSATIONS_GPU) for row in batch.to_pylist())
             for number, row in enumerate(rows):
                 yield f"row {number}", 1 / count, _without_nulls(row)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{path.name}: not a Parquet file that can be read ({reason}); write it again") from error
 
@@ -129,6 +138,8 @@ def _without_nulls(row):
 def _checked(item):
     from pydantic import ValidationError
 
+    if isinstance(item, dict):  # questions are not looked at
+        item = {name: value for name, value in item.items() if name != "questions"}
     try:
         return corpora.from_own(own_form.Conversation.model_validate(item))
     except ValidationError as error:
@@ -301,8 +312,19 @@ def _read_row(row):
 
 
 def _written(passing, place, settings, tally, total):
-    """The one writer: gathers conversations and commits them, says how far it is."""
+    """The one writer: gathers conversations and commits them, says how far it is.
+
+    Where the stream breaks off, what came before is committed first.
+    """
     table, pending, size = lake.find_table(place, settings), {}, 0
+    broken = []
+
+    def arriving():
+        try:
+            yield from (row for batch in passing for row in batch.to_pylist())
+        except Exception as error:
+            broken.append(error)
+
     said = committed = time.monotonic()
     commits = itertools.count(1)
 
@@ -317,7 +339,7 @@ def _written(passing, place, settings, tally, total):
                 lake.tidy(table)
         pending, size, committed = {}, 0, time.monotonic()
 
-    for one in (row for batch in passing for row in batch.to_pylist()):
+    for one in arriving():
         tally.read += one["share"]
         tally.first = tally.first or (time.monotonic(), tally.read)
         if one["name"] in pending:
@@ -333,6 +355,8 @@ def _written(passing, place, settings, tally, total):
             said = time.monotonic()
             say(progress(tally, total))
     commit()
+    if broken:
+        raise broken[0]
     if table is not None:
         lake.tidy(table)
 

@@ -136,16 +136,18 @@ def writing(place):
 
 def make_table(place, settings, dimensions):
     """A new, empty table at `place` for vectors of so many `dimensions`."""
-    from lancedb.index import BTree
-
     database, name = split_place(place)
-    table = _connect(database).create_table(name, schema=schema(dimensions, settings), exist_ok=True)
-    table.create_index("conversation_id", config=BTree())  # every look-up and every filter goes by it
+    connection = _connect(database)
+    from lancedb.index import BTree  # once its log is quiet
+
+    with _working(name, "made"):
+        table = connection.create_table(name, schema=schema(dimensions, settings), exist_ok=True)
+        table.create_index("conversation_id", config=BTree())  # every look-up and every filter goes by it
     return table
 
 
 def _connect(database):
-    os.environ.setdefault("RUST_LOG", "error")  # read at import; it warns of new tables and of its own next release
+    os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of new tables and of its own next release
     try:
         import lancedb
     except ImportError as error:
@@ -166,7 +168,18 @@ def _found(connection, name):
 
 
 def _one_line(error):
-    return " ".join(str(error).split())[:200]
+    said = re.sub(r"(, )?/\S+\.rs:\d+:\d+", "", " ".join(str(error).split()))  # where in its own source it was raised
+    return said.removeprefix("lance error: ")[:200]
+
+
+@contextlib.contextmanager
+def _working(name, doing):
+    """What LanceDB raises, as one line: no space, no rights, a table that somebody deleted."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        remedy = "free space, mend rights or, where files of it are missing, delete it; then run again to go on"
+        raise BadInput(f"table {name}: cannot be {doing} ({_one_line(error)}); {remedy}") from error
 
 
 def _said(place):
@@ -195,8 +208,9 @@ def known(table, names):
     """{conversation id: (digest, source)} of those of `names` that the table holds."""
     if not names:
         return {}
-    query = table.search().where(f"chunk_index = 0 AND {_among(names)}")
-    found = query.select(["conversation_id", "digest", "source"]).limit(len(names)).to_arrow().to_pylist()
+    with _working(table.name, "read"):
+        query = table.search().where(f"chunk_index = 0 AND {_among(names)}")
+        found = query.select(["conversation_id", "digest", "source"]).limit(len(names)).to_arrow().to_pylist()
     return {row["conversation_id"]: (row["digest"], row["source"]) for row in found}
 
 
@@ -204,15 +218,17 @@ def write(table, conversations, replaced=()):
     """Add the Arrow tables of some conversations in one commit, once those `replaced` (ids) are removed."""
     import pyarrow as pa
 
-    if replaced:  # before: killed in between, they are missing and come with the next run, and never stand there twice
-        table.delete(_among(replaced))
-    if conversations:
-        table.add(pa.concat_tables(conversations))
+    with _working(table.name, "written"):
+        if replaced:  # first: killed in between, they are missing and come with the next run, never there twice
+            table.delete(_among(replaced))
+        if conversations:
+            table.add(pa.concat_tables(conversations))
 
 
 def tidy(table):
     """Merge small fragments, bring indices up to date, drop old versions: what many commits leave behind."""
-    table.optimize(cleanup_older_than=KEEP)
+    with _working(table.name, "written"):
+        table.optimize(cleanup_older_than=KEEP)
 
 
 def set_aside(place, faults=None):
@@ -223,7 +239,8 @@ def set_aside(place, faults=None):
     connection = _connect(database)
     if faults is not None:
         fields = pa.schema([(f, pa.string()) for f in ("source", "place", "reason")])
-        connection.create_table(name + SET_ASIDE, pa.Table.from_pylist(faults, fields), mode="overwrite")
+        with _working(name + SET_ASIDE, "written"):
+            connection.create_table(name + SET_ASIDE, pa.Table.from_pylist(faults, fields), mode="overwrite")
     table = _found(connection, name + SET_ASIDE)
     return [] if table is None else table.to_arrow().to_pylist()
 

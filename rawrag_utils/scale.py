@@ -110,7 +110,8 @@ def _run_corpus(given):
     for fault in tally.faults[:SHOWN]:
         print(paths.printable(f"set aside: {fault['source']} {fault['place']}: {fault['reason']}"))
     if len(tally.faults) > SHOWN:
-        print(f"… and {tally.states['set aside'] - SHOWN:,} more, in the table {given.table}{lake.SET_ASIDE}")
+        more, kept = tally.states["set aside"] - SHOWN, f"table {given.table}{lake.SET_ASIDE}"
+        print(f"… and {more:,} more; {kept} has the first {ingest.FAULTS:,}")
     return 1 if tally.states["set aside"] else 0
 
 
