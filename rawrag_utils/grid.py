@@ -232,7 +232,6 @@ def cluster(processors):
     `BadInput` where Ray is not installed, does not start or is not reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else Ray Data is told about its own actors' arguments
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning; tasks here ask for no GPU
     address = os.environ.get("RAY_ADDRESS")
     if not address:  # read at import: the loopback address, as Ray takes on macOS, and no port open to the network
