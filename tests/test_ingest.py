@@ -134,7 +134,7 @@ def test_what_cannot_be_opened_or_is_no_text_is_set_aside(tmp_path):
         os.rename(tmp_path / "c.parquet", os.fsencode(tmp_path) + b"/\xff.json")
         ((path, source),) = ingest.files(tmp_path)
         (row,) = ingest.read(path, source)
-        assert source == "?.json" and row["reason"].startswith("?.json: byte ") and "is not UTF-8" in row["reason"]
+        assert source == "?.json" and row["reason"].startswith(r"\udcff.json: byte ") and "is not UTF-8" in row["reason"]
 
 
 def test_questions_are_not_looked_at(tmp_path):
@@ -288,7 +288,7 @@ def test_a_table_deleted_during_a_run_is_one_line(tmp_path, stub, monkeypatch):
 
 def test_no_space_is_one_line_and_the_next_run_goes_on(tmp_path, stub):
     folder, limits = write_all(tmp_path / "in"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    lake.make_table(tmp_path / "w", SETTINGS, vectors([""]).shape[1])
+    lake.make_table(tmp_path / "w", SETTINGS, vectors(["a"]).shape[1])
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))  # the system itself refuses larger files
     try:
         with pytest.raises(BadInput, match="table w: cannot be written .*File too large") as caught:
@@ -380,7 +380,8 @@ def test_a_folder_over_ray_into_a_table_and_searched_though_stopped_once(tmp_pat
     below = process.children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
     out, err = process.communicate(timeout=240)
-    assert (process.returncode, out, err) == (130, "", "stopped; what is finished is kept, run again to go on\n")
+    said = [line for line in err.splitlines() if " core_worker.cc:" not in line]  # Ray's own, of its actors' arguments
+    assert (process.returncode, out, said) == (130, "", ["stopped; what is finished is kept, run again to go on"])
     assert len(below) > 3 and not psutil.wait_procs(below, 60)[1]
     server.open.set()
 
