@@ -134,7 +134,8 @@ def test_what_cannot_be_opened_or_is_no_text_is_set_aside(tmp_path):
         os.rename(tmp_path / "c.parquet", os.fsencode(tmp_path) + b"/\xff.json")
         ((path, source),) = ingest.files(tmp_path)
         (row,) = ingest.read(path, source)
-        assert source == "?.json" and row["reason"].startswith(r"\udcff.json: byte ") and "is not UTF-8" in row["reason"]
+        assert source == "?.json" and row["reason"].startswith(r"\udcff.json: byte ")
+        assert "is not UTF-8" in row["reason"]
 
 
 def test_questions_are_not_looked_at(tmp_path):
