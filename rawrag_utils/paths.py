@@ -140,6 +140,18 @@ def read_yaml(path):
         raise BadInput(f"{relative(path)}: {error}") from error
 
 
+def _check_events(events):
+    """Refuse what is short and costs much: aliases of aliases, and brackets in brackets (PyYAML takes their square)."""
+    depth = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        if kind == "AliasEvent":
+            raise BadInput("an alias (*name) is not read; write out what it stands for")
+        if depth > 50:
+            raise BadInput("nested too deeply; write it flatter")
+
+
 def yaml_value(text):
     """The value of YAML in `text` (or bytes): numbers, texts, true, false, null, lists and mappings, as JSON has them.
 
@@ -151,16 +163,13 @@ def yaml_value(text):
     import yaml
 
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise BadInput("an alias (*name) is not read; write out what it stands for")
+        _check_events(yaml.parse(text, yaml.SafeLoader))
         value = yaml.safe_load(text)
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place, reason = f"line {mark.line + 1}" if mark else "the file", getattr(error, "problem", None) or error
         raise BadInput(f"{place} is not YAML ({reason})") from error
-    except RecursionError as error:
-        raise BadInput("nested too deeply; write it flatter") from error
     except BadInput:
         raise
     except (ValueError, TypeError, LookupError, AttributeError) as error:  # of dates that are none, odd tags and keys

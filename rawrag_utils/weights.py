@@ -149,9 +149,10 @@ def hub_folder(config):
     folder = None
     try:
         folder = snapshot_download(config.model, revision=config.revision, ignore_patterns=NOT_FETCHED)
-    except HfHubHTTPError as error:  # in no word of the server's: servers echo keys
-        reason = f"{type(error).__name__} {getattr(error.response, 'status_code', '')}".strip()
-    except (LocalEntryNotFoundError, OSError, ValueError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:  # in no word of the server's: servers echo keys
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__} {getattr(getattr(cause, 'response', None), 'status_code', '')}".strip()
+    except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if folder is None:  # out here, so that the server's words are not its context
         raise BadInput(f"{config.model}: not fetched from the hub ({reason}); connect and run make models PROFILE=...")

@@ -404,8 +404,9 @@ WRITTEN_OUT = {
 
 def written_out(text):
     for mark, meant in WRITTEN_OUT.items():
-        text = text.replace(f'"{mark}"', meant) if mark in (DEEP, DIGITS) else text.replace(mark, meant)
-    return text.replace(DEEP, WRITTEN_OUT[DEEP]).replace(DIGITS, WRITTEN_OUT[DIGITS])
+        for quote in '"', "'", "":  # a number or brackets, and no text that spells them
+            text = text.replace(f"{quote}{mark}{quote}", meant) if mark in (DEEP, DIGITS) or not quote else text
+    return text
 
 
 CODINGS = st.sampled_from(["utf-8"] * 8 + ["utf-8-sig", "utf-16", "latin-1", "big5", "utf-32"])

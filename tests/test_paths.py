@@ -49,7 +49,7 @@ LAUGHS = "[&a [x,x]" + "".join(f",&{b} [*{a},*{a},*{a}]" for a, b in zip("abcdef
     [
         (LAUGHS, "an alias"),
         ("a: &a [*a]", "an alias"),
-        ("[" * 5000, "nested too deeply"),
+        ("[" * 50_000, "nested too deeply"),
         ("a: [", "line 1 is not YAML"),
         ("a: 1\n\tb: 2", "line 2 is not YAML"),
         (b"\xff\x00", "is not YAML"),

@@ -94,7 +94,8 @@ def dangers(tree):
         method = node.func.attr if isinstance(node.func, ast.Attribute) else name
         if name in FORBIDDEN_NAMES | FORBIDDEN_CALLS or method in FORBIDDEN_METHODS:
             yield name or method
-        if method in ("eval", "query") and node.args and method != name:  # of a DataFrame; a model's takes nothing
+        written = all(isinstance(argument, ast.Constant) for argument in node.args)
+        if method in ("eval", "query") and method != name and not written:  # of a DataFrame; a model's takes nothing
             yield method
         given = {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
         yield from (f"{k}={v}" for k, v in FORBIDDEN_SETTINGS.items() if k in given and given[k] is v)
@@ -150,8 +151,8 @@ NETWORK = {
     "socket.create_connection": {"grid.py"},  # whether a cluster's first node listens
 }
 CLIENTS = re.compile(
-    r"(urlopen|urlretrieve|hf_hub_download|snapshot_download|create_connection|AsyncClient)$|^(requests|aiohttp|urllib3)\.|"
-    r"^httpx\.\w+$|OpenAI$|load_dataset|^nltk\.download|tiktoken\.get_encoding"
+    r"(urlopen|urlretrieve|hf_hub_download|snapshot_download|create_connection|AsyncClient)$|^requests\.(get|post|request|Session)$|"
+    r"^httpx\.\w+$|OpenAI$|load_dataset|^nltk\.download|^aiohttp|^urllib3"
 )
 
 
