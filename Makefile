@@ -64,7 +64,7 @@ $(READY): requirements.lock pyproject.toml
 typed         = $(if $(findstring command line,$(origin $(1))),-p $(1) "$$$(1)")
 no_parameters = $(if $(P)$(NB),$(error a plan has its own parameters: change them with make run NB=... P="NAME=VALUE"))
 
-.PHONY: help setup lab data models results estimate run grid check report bench test lint format lock clean clean-all
+.PHONY: help setup lab data models results estimate run grid check report bench test torture lint format lock clean clean-all
 
 help: ## explain every target
 	@echo "Raw-RAG, a notebook laboratory. First time here: make results (some minutes), then make lab."
@@ -113,6 +113,11 @@ bench: $(READY) ## measure time and memory beside plain baselines, fill benchmar
 
 test: $(READY) ## run the tests; ARGS="tests/test_chunking.py -k spans" runs some of them
 	$(PY) -m pytest $(ARGS)
+
+# What tests/torture.log says is committed: names of files and numbers, no folder of the machine.
+torture: $(READY) ## kill 50 runs at random moments, then the fuzz tests at length: an hour, into tests/torture.log
+	@set -o pipefail; { $(PY) tests/torture.py --kills 50 $(ARGS) \
+		&& RAWRAG_FUZZ=10000 $(PY) -m pytest --no-header -q tests/test_fuzz.py; } 2>&1 | tee tests/torture.log
 
 # Cell ids stay: nbstripout would number them, and every insertion would then change all that follow.
 lint: $(READY) ## check code and notebooks: rules, format, no outputs left in

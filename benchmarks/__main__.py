@@ -52,7 +52,7 @@ def main():
     loaded = corpus.load(given.dataset)
     for part in given.only:
         print(f"-- {part}", flush=True)
-        started = time.time()
+        started = time.monotonic()
         save(part, list(told(PARTS[part](loaded))), loaded, started)
     if not [name for name in PARTS if not (page.FOLDER / f"{name}.csv").is_file()]:
         text = page.filled(page.PAGE.read_text(encoding="utf-8"))

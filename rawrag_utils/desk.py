@@ -34,8 +34,7 @@ from rawrag_utils.evaluation import EVIDENCE_STAGES  # noqa: F401 (what `stages`
 from rawrag_utils.paths import BadInput
 
 PLAIN = ("dense", "bm25", "rrf", "dense+maxsim", "rrf+maxsim", "zsum")  # no chat model, nothing paid
-WRITTEN = tuple(name for name, needs in queries.NEEDS.items() if needs)  # need what a chat model wrote
-SAMPLES = {p: max(n.get(p, 0) for n in queries.NEEDS.values()) for needs in queries.NEEDS.values() for p in needs}
+WRITTEN = tuple(name for name, recipe in queries.METHODS.items() if recipe.needs)  # need what a chat model wrote
 TYPED = "typed"  # the id of a question typed by hand
 SCHEMA = "CREATE TABLE IF NOT EXISTS late (key BLOB PRIMARY KEY, scores BLOB, crc INT)"
 
@@ -336,7 +335,7 @@ def _late(desk, asked):
 
 
 def _read_late(keys):
-    query = "SELECT * FROM late WHERE key IN ({}) AND typeof(scores) = 'blob'"
+    query = "SELECT key, scores, crc FROM late WHERE key IN ({}) AND typeof(scores) = 'blob'"
     found = _in_cache(lambda connection: list(store.rows(connection, query, keys)))
     # A flipped bit must not become a result: such scores are made again.
     return {key: np.frombuffer(blob, np.float64) for key, blob, crc in found if zlib.crc32(key + blob) == crc}
@@ -363,20 +362,21 @@ def written(desk, name):
 
     def make():
         chat, found = llm.load_chat(desk.profile), {}
-        for purpose in queries.NEEDS[name]:
-            texts = once(desk, ("written", purpose), lambda p=purpose: _cached(desk, chat, p))
+        needs, most = queries.needs([name]), queries.needs()
+        for purpose in needs:
+            texts = once(desk, ("written", purpose), lambda p=purpose: _cached(desk, chat, p, most[p]))
             for question_id, some in texts.items():
                 found.setdefault(question_id, {})[purpose] = some
-        return {question_id: some for question_id, some in found.items() if len(some) == len(queries.NEEDS[name])}
+        return {question_id: some for question_id, some in found.items() if len(some) == len(needs)}
 
     return once(desk, ("method", name), make)
 
 
-def _cached(desk, chat, purpose):
+def _cached(desk, chat, purpose, samples):
     s, found = desk.settings, {}
     for count in s.asked:
         chosen = [q for q in corpora.select(desk.corpus.questions, s.categories, count, s.seed) if q.evidence]
-        some = queries.write(chat, desk.corpus, chosen, purpose, SAMPLES[purpose], cached=True)
+        some = queries.write(chat, desk.corpus, chosen, purpose, samples, cached=True)
         found |= {q.question_id: w for q, w in zip(chosen, some, strict=True) if w is not None}
     return found
 
@@ -386,12 +386,11 @@ def _written_for(desk, asked, name):
         raise BadInput(f"{name}: the chat model wrote nothing for a typed question; choose one of {', '.join(PLAIN)}")
     there = written(desk, name)
     if lacking := [q.question_id for q in asked if q.question_id not in there]:
-        notebook = "04_hyde" if name == "hyde" else "05_multi_query"
         raise BadInput(
-            f"{name}: the cache has nothing that the chat model wrote for {lacking[0]}; run {notebook} on this data "
+            f"{name}: the cache has nothing that the chat model wrote for {lacking[0]}; run 06_router on this data "
             f"set and profile, or choose one of {', '.join(PLAIN)}"
         )
-    return {purpose: [there[q.question_id][purpose] for q in asked] for purpose in queries.NEEDS[name]}
+    return {purpose: [there[q.question_id][purpose] for q in asked] for purpose in queries.needs([name])}
 
 
 def _bench(desk, asked, dates):

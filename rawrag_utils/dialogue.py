@@ -3,6 +3,8 @@
 import dataclasses
 import re
 
+from rawrag_utils import paths
+
 # Characters of scripts that are written without blanks: ideographs, kana, bopomofo, Hangul; with the marks that repeat
 # or lengthen, without punctuation. A class for regular expressions.
 CJK = (
@@ -66,4 +68,4 @@ def label(dataset):
     """
     stem = str(dataset).replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
     stem = re.sub(r"\.(?:json|srt|vtt)$", "", stem, flags=re.IGNORECASE)
-    return re.sub(r"[^\w.-]+", "_", stem).lstrip(".") or "corpus"  # never a folder outside: `..` is no label
+    return paths.file_name(stem) or "corpus"  # never a folder outside: `..` is no label

@@ -19,8 +19,6 @@ def base_url():
 
 def client(config):
     """An openai client for a profile's `chat` block. Raises `BadInput` without a key, or where it cannot be sent."""
-    import openai
-
     key = os.environ.get(config.key_variable, "").strip()
     if not key:
         raise BadInput(
@@ -31,7 +29,7 @@ def client(config):
     url = config.base_url or base_url()
     if url and not re.fullmatch(r"https?://[^@\s]+", url):
         raise BadInput(f"{config.model}: OPENAI_BASE_URL is no address (http://…, no key in it); export it again")
-    return openai.OpenAI(api_key=key, base_url=url, max_retries=models.RETRIES, timeout=_timeout(config))
+    return models.openai_client(api_key=key, base_url=url, timeout=_timeout(config))
 
 
 def _timeout(config):
@@ -54,7 +52,7 @@ def ask(config, client, messages, request):
         return _read(raw.parse(), messages), raw.retries_taken
     except openai.OpenAIError as error:
         reason = _reason(config, error)
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except models.MALFORMED:
         reason = "the endpoint's answer is no chat completion"
     raise BadInput(f"{config.model}: {reason}; {KEPT}")  # out here, so that the server's words are not its context
 

@@ -1,6 +1,7 @@
 """Execute one notebook through papermill: its own kernel, visible progress, a limit on silence instead of on length."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import pathlib
@@ -25,6 +26,9 @@ class Dry(Exception):
 class Failed(Exception):
     """A notebook that began and did not end well. The message is one line."""
 
+    def __init__(self, message):
+        super().__init__(paths.printable(message))
+
 
 class Died(Failed):
     """A notebook whose kernel was killed: another time it may end well."""
@@ -45,19 +49,19 @@ def execute(path, parameters, folder, silence):
     logging.getLogger("papermill").propagate = False
     copy, places, fault = folder / path.name, {}, Failed
     with (
-        tempfile.TemporaryDirectory(prefix="rawrag-", ignore_cleanup_errors=True) as private,
+        _private(folder) as private,
         open(folder / "log.txt", "w", encoding="utf-8", errors="replace", buffering=1) as log,
     ):
         environment = {
             **os.environ,
             "RAWRAG_RUN_FOLDER": str(folder),
-            "IPYTHONDIR": private,  # the user's start-up files change no result, and histories are not locked
+            "IPYTHONDIR": str(private),  # the user's start-up files change no result, and histories are not locked
             "JUPYTER_PREFER_ENV_PATH": "1",
             "PYTHONHASHSEED": "0",
             "TQDM_DISABLE": "1",  # bars flood logs; progress is printed lines
         }
         launch = {"cwd": str(paths.ROOT), "env": environment, "stdout": subprocess.DEVNULL, "stderr": log}
-        papermill_engines.register("rawrag", _engine(log, places, silence, pathlib.Path(private), launch))
+        papermill_engines.register("rawrag", _engine(log, places, silence, private, launch))
         try:
             # papermill formats paths with the parameters: braces of a folder's name are no fields.
             papermill.execute_notebook(
@@ -81,6 +85,26 @@ def execute(path, parameters, folder, silence):
             return
     place = place or places[max(places)] if places else "before the first cell"
     raise fault(f"{path.stem}: {place}: {' '.join(str(message).split())}; see {where(copy)}")
+
+
+@contextlib.contextmanager
+def _private(folder):
+    """A folder of this kernel alone, among the system's temporary ones: where runs lie, files may know no owner.
+
+    `folder` notes its name, so that the next run removes what a killed one leaves there.
+    """
+    note, temporary = folder / ".kernel", pathlib.Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError, ValueError):
+        if re.fullmatch(r"rawrag-[0-9a-f]{32}", before := note.read_text(encoding="ascii")):
+            shutil.rmtree(temporary / before, ignore_errors=True)
+    private = temporary / f"rawrag-{os.urandom(16).hex()}"
+    note.write_text(private.name, encoding="ascii")
+    private.mkdir(mode=0o700)
+    try:
+        yield private
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+        note.unlink(missing_ok=True)
 
 
 def _engine(log, places, silence, private, launch):
@@ -198,6 +222,7 @@ def where(path):
 
 def say(text, log=None, end="\n"):
     """A line on stderr; with end="" one that the next is drawn over, where stderr is a terminal."""
+    text = paths.printable(text)
     if sys.stderr.isatty():
         text = f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1] if not end else text}"
     print(text, file=sys.stderr, end=end if sys.stderr.isatty() else "\n", flush=True)

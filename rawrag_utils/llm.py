@@ -123,6 +123,7 @@ def complete(chat, request):
     """
     units = _units(chat, request)
     known = _read(chat, units)
+    _drop_locks(known)
     missing = list({unit.key: unit for unit in units if unit.key not in known}.values())
     if missing:
         make = _make_local if chat.config.kind == "local" else _make_endpoint
@@ -208,8 +209,9 @@ def describe(chat):
     c = chat.config
     kept = {"role": "chat", "kind": c.kind, "model": c.model, "max_context": c.max_context}
     if c.kind == "endpoint":
-        return kept
-    return kept | {"weights_sha256": c.gguf_sha256, "dtype": chat.dtype, "device": chat.device, "batch": c.batch}
+        return kept | {"seed": "of a request: 0, 1, … by sample"}
+    made = {"dtype": chat.dtype, "device": chat.device, "batch": c.batch, "seed": "of a batch: its key in the cache"}
+    return kept | {"weights_sha256": c.gguf_sha256} | made
 
 
 # -------------------------------------------------------------------------------------------------------------- units
@@ -317,7 +319,7 @@ def _claimed(chat, unit):
     """Whether the unit is still to be made; another run that is making it is waited for."""
     from filelock import FileLock
 
-    path = paths.cache_root() / "llm" / f"{unit.key.hex()[:24]}.lock"
+    path = _lock(unit.key)
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -332,6 +334,19 @@ def _claimed(chat, unit):
             path.unlink()
     finally:
         lock.release()
+
+
+def _lock(key):
+    return paths.cache_root() / "llm" / f"{key.hex()[:24]}.lock"
+
+
+def _drop_locks(known):
+    """Remove the locks of units that are `known`: they were made by a run that was killed before it could."""
+    there = {path.name for path in _lock(b"").parent.glob("*.lock")}
+    for path in map(_lock, known) if there else ():
+        if path.name in there:
+            with contextlib.suppress(OSError):  # who holds it now will find the unit, too
+                path.unlink()
 
 
 def _read(chat, units):

@@ -13,13 +13,12 @@ import hashlib
 import json
 import os
 import re
+import sys
 import threading
 import time
-import zlib
 from typing import Literal
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rawrag_utils import paths, store, weights
@@ -29,7 +28,10 @@ BATCH_TOKENS = 4096  # tokens a forward pass; on a CPU 1,024 to 16,384 are equal
 BATCH_TOKENS_GPU = 65536
 PULSE = 10  # seconds between two lines about work that goes on
 _COUNTING = threading.Lock()
+# What reading an answer of another form than agreed raises: lists for objects, text for numbers, a thousand brackets.
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError, RecursionError)
 RETRIES, TIMEOUT = 5, 60  # of a request to an endpoint: how often again (waits double, Retry-After is heeded), seconds
+LARGEST = 64 << 20  # bytes that an endpoint's answer may have; 128 vectors of 4,096 numbers take 12 million
 
 
 class EmbedderConfig(BaseModel):
@@ -145,12 +147,7 @@ def _blocks(name, heirs=()):
     path = _files().get(name)
     if path is None:
         raise BadInput(f"PROFILE={name}: no such profile; there are {', '.join(profiles())} in notebooks/params")
-    try:
-        blocks = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        place = f"line {error.problem_mark.line + 1}: " if getattr(error, "problem_mark", None) else ""
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise BadInput(f"{paths.relative(path)}: {place}not YAML ({reason})") from error
+    blocks = paths.read_yaml(path)
     if not (isinstance(blocks, dict) and "extends" in blocks):
         return blocks
     base = str(blocks.pop("extends"))
@@ -269,9 +266,20 @@ def _normalised(embedder, vectors):
     return vectors / norms
 
 
-def device_kind():
-    import torch
+def torch_or_none():
+    """torch; None where it is not installed, which hosted models, BM25 and all that reads results do without."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
+    return torch
 
+
+def device_kind():
+    """Where models run: `cuda`, `mps` or `cpu`."""
+    torch = torch_or_none()
+    if torch is None:
+        return "cpu"
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -279,8 +287,9 @@ def device_kind():
 
 def fast_dtype(device):
     """bf16 where the processor multiplies it natively (2 to 3 times the speed, cosine >= .998), else fp32."""
-    import torch
-
+    torch = torch_or_none()
+    if torch is None:
+        return "float32"
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
     fast = device == "cpu" and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
@@ -297,7 +306,9 @@ def _load_sentence_transformer(embedder):
     folder = weights.encoder_folder(config)
     try:
         model = SentenceTransformer(
-            folder, device=embedder.device, model_kwargs={"dtype": getattr(torch, embedder.dtype)}
+            folder,
+            device=embedder.device,
+            model_kwargs={"dtype": getattr(torch, embedder.dtype), "use_safetensors": True},
         )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
@@ -391,14 +402,12 @@ def forward(embedder, ids, output="sentence_embedding"):
 
 def _encode_endpoint(embedder, texts):
     """Yields as `_encode_local` does, as requests end; some are under way at a time."""
-    import openai
-
     config = embedder.config
     if not os.environ.get("OPENAI_API_KEY"):
         raise BadInput(f"{config.model}: OPENAI_API_KEY is not set; export it (any value for a server without keys)")
     failed, made = threading.Event(), {}
     with (
-        openai.OpenAI(max_retries=RETRIES, timeout=TIMEOUT) as client,
+        openai_client() as client,
         concurrent.futures.ThreadPoolExecutor(parallel(config)) as pool,
     ):
 
@@ -442,6 +451,40 @@ def parallel(config):
     return int(given) if given else config.parallel
 
 
+def bounded(response):
+    """A hook for httpx: an answer that does not end within the request's timeout, or in `LARGEST` bytes, is given up.
+
+    A client's timeout counts the silence between two bytes, so that it would read forever what is sent forever.
+    """
+    http = sys.modules[type(response).__module__.partition(".")[0]]  # httpx, or openai's own edition of it
+    stream, request = response.stream, response.request
+    end = time.monotonic() + request.extensions["timeout"]["read"]
+
+    class Bounded(http.SyncByteStream):
+        def __iter__(self):
+            size = 0
+            for piece in stream:
+                size += len(piece)
+                if time.monotonic() > end:
+                    raise http.ReadTimeout("the answer does not end", request=request)
+                if size > LARGEST:
+                    raise http.RemoteProtocolError("the answer is too long", request=request)
+                yield piece
+
+        def close(self):
+            stream.close()
+
+    response.stream = Bounded()
+
+
+def openai_client(**options):
+    """An `openai.OpenAI` that reads `bounded` answers and asks again; `options` are its own."""
+    import openai
+
+    reads = openai.DefaultHttpxClient(event_hooks={"response": [bounded]})
+    return openai.OpenAI(http_client=reads, max_retries=RETRIES, **{"timeout": TIMEOUT} | options)
+
+
 def _text_pieces(text, limit):
     """`text` in consecutive pieces of `limit` cl100k tokens, each with its count; a character is never cut in two.
 
@@ -466,20 +509,23 @@ def _request(embedder, client, pieces):
     try:
         answer = client.embeddings.create(model=model, input=inputs, encoding_format="float")
         read = answer.usage.prompt_tokens if answer.usage else sum(tokens for _, tokens in pieces)
+        with np.errstate(over="ignore"):  # infinite, and refused as that
+            vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
         with _COUNTING:
-            embedder.prompt_tokens += read
-        vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
+            embedder.prompt_tokens += int(read)
+        if [len(shape) for shape in {vector.shape for vector in vectors.values()}] not in ([1], []):
+            raise ValueError("not of one length")
     except openai.OpenAIError as error:
         reason = f"{type(error).__name__} {getattr(error, 'status_code', '')}".strip()
         # Not `from error`: servers echo keys, and a traceback ends up in an executed notebook.
         raise BadInput(
             f"{model}: the endpoint failed ({reason}); what was embedded before is kept, run again to go on"
         ) from None
-    except (AttributeError, TypeError, ValueError):
+    except MALFORMED:
         raise BadInput(
             f"{model}: the endpoint's answer is no list of vectors; nothing of this batch was kept"
         ) from None
-    if sorted(vectors) != list(range(len(inputs))) or len(answer.data) != len(inputs):
+    if vectors.keys() != set(range(len(inputs))) or len(answer.data) != len(inputs):
         raise BadInput(f"{model}: {len(answer.data)} vectors for {len(inputs)} inputs; nothing of this batch was kept")
     return [vectors[i] for i in range(len(inputs))]
 
@@ -493,14 +539,14 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB,
 def _read_cache(embedder, keys):
     """{key: (vector, pieces)} of the keys that are known."""
     typed = "typeof(vector) = 'blob' AND typeof(pieces) = 'integer'"
-    query = f"SELECT * FROM vectors WHERE key IN ({{}}) AND {typed}"
+    query = f"SELECT key, vector, pieces, crc FROM vectors WHERE key IN ({{}}) AND {typed}"
     found = _in_cache(embedder, lambda connection: list(store.rows(connection, query, keys)))
     # A flipped bit must not become a result: such a vector is made again.
-    return {k: (np.frombuffer(v, np.float32), pieces) for k, v, pieces, crc in found if zlib.crc32(v, pieces) == crc}
+    return {k: (np.frombuffer(v, np.float32), n) for k, v, n, crc in found if store.vouched(crc, k, v, start=n)}
 
 
 def _write_cache(embedder, found):
-    rows = [(key, v.tobytes(), n, zlib.crc32(v.tobytes(), n)) for key, (v, n) in found.items()]
+    rows = [(key, v.tobytes(), n, store.checksum(key, v.tobytes(), start=n)) for key, (v, n) in found.items()]
     _in_cache(embedder, lambda c: c.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows))
 
 

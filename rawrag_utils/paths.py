@@ -3,18 +3,42 @@
 import contextlib
 import hashlib
 import http.client
+import json
 import os
 import pathlib
+import re
 import tempfile
+import unicodedata
 import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TIMEOUT = 30  # seconds a download may stay silent
+LONGEST = 1000  # characters of a message
+LONGEST_NAME = 80  # characters of a file's name that comes from data: 240 bytes of UTF-8 in most scripts
+DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # on Windows no names of files
 
 
 class BadInput(ValueError):
-    """Input that cannot be used. The message is one line: the place, what is wrong there, and the remedy."""
+    """Input that cannot be used. The message is one line: the place, what is wrong there, and the remedy.
+
+    Messages quote what was read, so each is made `printable` here, once for all.
+    """
+
+    def __init__(self, message):
+        super().__init__(printable(message))
+
+
+def printable(text, longest=LONGEST):
+    r"""`text` as one line that a terminal shows and does not obey: breaks and control characters as escapes.
+
+    Of one longer than `longest` characters the middle is left out.
+
+    >>> printable("my\n\x1b[31m.json: \ud800 is no text"), len(printable("x" * 5000))
+    ('my\\n\\x1b[31m.json: \\ud800 is no text', 1000)
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return shown if len(shown) <= max(longest, LONGEST) else f"{shown[:700]} … {shown[703 - LONGEST :]}"
 
 
 def resolve(path):
@@ -41,6 +65,36 @@ def relative(path):
     """
     path = pathlib.Path(path)
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
+
+def portable(name):
+    """Whether Linux, macOS and Windows can all keep a file of this name.
+
+    >>> portable("06_router types.csv"), portable("recall@5?.csv"), portable("nul.csv"), portable("etc. ")
+    (True, False, False, False)
+    """
+    return not (re.search(r'[\x00-\x1f<>:"/\\|?*]|[. ]$|^$', name) or DEVICES.fullmatch(name))
+
+
+def file_name(text):
+    """`text` as a portable file name: letters, digits and ``_ . -``, no dot at either end, not long; may be empty.
+
+    Letters are composed (NFC): macOS may hand over an accented letter in two parts, and both spell one name.
+
+    >>> file_name("Is it 5:30?"), file_name("../.."), file_name("con"), file_name("cafe\u0301") == "caf\u00e9"
+    ('Is_it_5_30_', '_', '_con', True)
+    """
+    name = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", text)).strip(".")[:LONGEST_NAME].strip(".")
+    return f"_{name}" if DEVICES.fullmatch(name) else name
+
+
+def inside(name):
+    r"""Whether `name`, read from data, stays below the folder it is put behind, on every system.
+
+    >>> [inside(name) for name in ("figures/a.png", "../a", "/a", "a/../../b", "C:a", "a\\b", "")]
+    [True, False, False, False, False, False, False]
+    """
+    return name.isprintable() and not set(name) & set(":\\") and all(p not in ("", ".", "..") for p in name.split("/"))
 
 
 def params():
@@ -72,6 +126,55 @@ def sha256(path):
         raise BadInput(
             f"{relative(path)}: cannot be read ({error.strerror}); check that the file is there and may be read"
         ) from error
+
+
+def read_yaml(path):
+    """What the YAML file at `path` holds, see `yaml_value`. Raises `BadInput` with the line of the fault."""
+    try:
+        return yaml_value(pathlib.Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise BadInput(f"{relative(path)}: no such file; correct the name or restore it with git checkout") from error
+    except OSError as error:
+        raise BadInput(f"{relative(path)}: cannot be read ({error.strerror}); check who may read it") from error
+    except BadInput as error:
+        raise BadInput(f"{relative(path)}: {error}") from error
+
+
+def _check_events(events):
+    """Refuse what is short and costs much: aliases of aliases, and brackets in brackets (PyYAML takes their square)."""
+    depth = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        if kind == "AliasEvent":
+            raise BadInput("an alias (*name) is not read; write out what it stands for")
+        if depth > 50:
+            raise BadInput("nested too deeply; write it flatter")
+
+
+def yaml_value(text):
+    """The value of YAML in `text` (or bytes): numbers, texts, true, false, null, lists and mappings, as JSON has them.
+
+    No objects, dates or sets, and no aliases: nine lines of them can stand for a billion values. Raises `BadInput`.
+
+    >>> yaml_value("{POOL: 30, CATEGORIES: [1, temporal]}")
+    {'POOL': 30, 'CATEGORIES': [1, 'temporal']}
+    """
+    import yaml
+
+    try:
+        _check_events(yaml.parse(text, yaml.SafeLoader))
+        value = yaml.safe_load(text)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place, reason = f"line {mark.line + 1}" if mark else "the file", getattr(error, "problem", None) or error
+        raise BadInput(f"{place} is not YAML ({reason})") from error
+    except BadInput:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # of dates that are none, odd tags and keys
+        raise BadInput("a value is no number, text, list or mapping; put what is meant as text in quotes") from error
+    return value
 
 
 @contextlib.contextmanager
@@ -108,6 +211,41 @@ def atomic(path, mode="w"):
             os.unlink(temporary)
 
 
+def sweep(folder):
+    """Remove what killed processes left unfinished below `folder`, which nobody else may be writing to meanwhile.
+
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> (folder / "deep").mkdir(), (folder / "deep/.table.csv-x1.part").touch(), (folder / "table.csv").touch()
+    (None, None, None)
+    >>> sweep(folder)
+    >>> [path.name for path in folder.rglob("*") if path.is_file()]
+    ['table.csv']
+    """
+    for path in pathlib.Path(folder).rglob(".*-*.part"):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(folder):
+    """In this block no other process publishes into `folder`, where nothing unfinished of a killed one is left."""
+    from filelock import FileLock
+
+    lock = FileLock(folder / ".lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise BadInput(
+            f"{relative(folder)}: cannot be written ({error.strerror or error}); free space or choose another folder "
+            "(RAWRAG_RESULTS)"
+        ) from error
+    try:
+        sweep(folder)
+        yield
+    finally:
+        lock.release()
+
+
 def fetch(url, path, digest, *, progress=True):
     """Download `url` to `path` unless a file with the SHA-256 `digest` is there already; returns the path.
 
@@ -135,7 +273,8 @@ def fetch(url, path, digest, *, progress=True):
     except urllib.error.HTTPError as error:
         error.close()
         raise BadInput(
-            f"{path.name}: {url} answered {error.code} {error.reason}; run again later, or upstream has moved the file"
+            f"{path.name}: {url} answered {error.code} {' '.join(str(error.reason).split())}; run again later, or "
+            "upstream has moved the file"
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise BadInput(

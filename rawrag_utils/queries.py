@@ -11,6 +11,7 @@ dense and BM25 rankings of all texts, keeps a pool and reranks it against the or
 import dataclasses
 import datetime
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -178,15 +179,13 @@ class Method(NamedTuple):
     bill: object
 
 
-NEEDS = {  # a method's name: what a model must have written for its default settings, purpose to samples
-    "dense": {},
-    "hyde": {"hyde_dialogue": 3},
-    "multi_query": {"multi_query": 1},
-    "rewrite": {"rewrite": 1},
-    "step_back": {"step_back": 1},
-    "combination": {"multi_query": 1, "hyde_dialogue": 1},
-}
-METHODS = tuple(NEEDS)
+class Recipe(NamedTuple):
+    """A method with its default settings."""
+
+    needs: dict  # what a model must have written: purpose to samples
+    make: Callable  # takes the bench and, in the order of `needs`, a list of `Written`s each; gives the `Method`
+
+
 BUDGETS = (400, 1000, 2000)  # tokens handed over
 BILL = ("prompt_tokens", "completion_tokens", "llm_seconds")
 
@@ -287,26 +286,41 @@ def combination(bench, variants, answers, count=2):
     return _fused(bench, searches, retrieval.combsum, bill(bench, (variants, None), (answers, 1)))
 
 
+# All that chooses a method by its name reads this: 06, 07, the inspector. `dense` is the question as it is.
+METHODS = {
+    "dense": Recipe({}, direct),
+    "hyde": Recipe({"hyde_dialogue": 3}, lambda bench, answers: hyde(bench, answers, 3)),
+    "multi_query": Recipe({"multi_query": 1}, lambda bench, variants: multi_query(bench, variants, 3)),
+    "rewrite": Recipe({"rewrite": 1}, rewrite),
+    "step_back": Recipe({"step_back": 1}, step_back),
+    "combination": Recipe({"multi_query": 1, "hyde_dialogue": 1}, combination),
+}
+
+
+def needs(names=None):
+    """What a model must have written for the methods `names` (None: all of `METHODS`): purpose to samples.
+
+    >>> needs(["combination", "hyde"])
+    {'multi_query': 1, 'hyde_dialogue': 3}
+    """
+    most = {}
+    for name in METHODS if names is None else names:
+        for purpose, samples in METHODS[name].needs.items():
+            most[purpose] = max(samples, most.get(purpose, 0))
+    return most
+
+
 def method(bench, name, written):
     """The `Method` of that name, one of `METHODS`, with its default settings.
 
-    `written` maps each purpose of `NEEDS[name]` to what a model wrote, see `write`.
+    `written` maps each purpose that it needs to what a model wrote, see `write`.
     """
-    variants, answers, rewritten, general = map(written.get, ("multi_query", "hyde_dialogue", "rewrite", "step_back"))
-    makers = {
-        "dense": lambda: direct(bench),
-        "hyde": lambda: hyde(bench, answers, 3),
-        "multi_query": lambda: multi_query(bench, variants, 3),
-        "rewrite": lambda: rewrite(bench, rewritten),
-        "step_back": lambda: step_back(bench, general),
-        "combination": lambda: combination(bench, variants, answers),
-    }
-    return makers[name]()
+    recipe = METHODS[name]
+    return recipe.make(bench, *(written[purpose] for purpose in recipe.needs))
 
 
-def defaults(bench, variants, answers, rewritten, general):
-    """All methods with their default settings, {name: `Method`}; `dense` is the question as it is."""
-    written = {"multi_query": variants, "hyde_dialogue": answers, "rewrite": rewritten, "step_back": general}
+def defaults(bench, written):
+    """All methods with their default settings, {name: `Method`}; `written` as `method` takes it."""
     return {name: method(bench, name, written) for name in METHODS}
 
 

@@ -122,14 +122,14 @@ def load_encoder(name):
 
 
 def describe(reranker):
-    """What provenance says of a reranker; MaxSim has no weights beyond the embedder's.
+    """What provenance says of a reranker; MaxSim has no weights beyond its encoder's, nor another precision.
 
     Of an endpoint also what it billed and cost in US dollars (None where the profile states no price).
     """
     c, price = reranker.config, reranker.config.usd_per_search
     kept = {"role": "reranker", "kind": c.kind, "model": c.model or reranker.embedder.config.model}
     if c.kind == "maxsim":
-        return kept
+        return kept | {"dtype": reranker.embedder.dtype, "device": reranker.embedder.device}
     kept |= {"max_length": c.max_length, "split_inputs": len(reranker.split), "calls": reranker.calls}
     if c.kind == "cross-encoder":
         own = {"revision": c.revision, "prompt": c.prompt, "dtype": reranker.dtype, "device": reranker.device}
@@ -232,8 +232,9 @@ def _load_cross_encoder(reranker):
     transformers.utils.logging.disable_progress_bar()
     folder = weights.hub_folder(config)
     try:
-        dtype = {"dtype": getattr(torch, reranker.dtype)}
-        model = CrossEncoder(folder, device=reranker.device, model_kwargs=dtype)
+        dtype = getattr(torch, reranker.dtype)
+        options = {"model_kwargs": {"dtype": dtype, "use_safetensors": True}}
+        model = CrossEncoder(folder, device=reranker.device, **options)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{config.model}: its files do not load ({reason}); delete them in the hub's cache") from error
@@ -294,7 +295,8 @@ def _endpoint_scores(reranker, missing):
     config, questions = reranker.config, {}
     for key, (query, _) in missing.items():
         questions.setdefault(query, []).append(key)
-    with httpx.Client(headers=_authorisation(config), timeout=models.TIMEOUT) as client:
+    hooks = {"response": [models.bounded]}
+    with httpx.Client(headers=_authorisation(config), timeout=models.TIMEOUT, event_hooks=hooks) as client:
         batches = (
             k[start : start + config.batch] for k in questions.values() for start in range(0, len(k), config.batch)
         )
@@ -342,7 +344,7 @@ def _post(config, client, body):
             if answer.status_code not in (408, 409, 429) and answer.status_code < 500:
                 break
             wait = _retry_after(answer) or wait
-        except (httpx.RequestError, ValueError) as error:  # no connection, a timeout; no JSON
+        except (httpx.RequestError, ValueError, RecursionError) as error:  # no connection, a timeout; no JSON
             reason = type(error).__name__ if isinstance(error, httpx.RequestError) else reason
         if attempt < models.RETRIES:
             time.sleep(wait)
@@ -370,11 +372,11 @@ def _relevance(config, answer, count):
     """The scores in an endpoint's answer, in the order of the windows asked for."""
     try:
         results = [(item["index"], item["relevance_score"]) for item in answer["results"]]
-    except (KeyError, TypeError):
+    except models.MALFORMED:
         raise BadInput(
             f"{config.model}: the endpoint's answer is no list of scores; nothing of this request was kept"
         ) from None
-    numbers = all(type(index) is int and type(value) in (int, float) for index, value in results)
+    numbers = all(type(i) is int and type(value) in (int, float) and abs(value) < 1e300 for i, value in results)
     if not numbers or sorted(index for index, _ in results) != list(range(count)):
         raise BadInput(
             f"{config.model}: {len(results)} scores for {count} windows, or not one number each; nothing of this "
@@ -386,15 +388,16 @@ def _relevance(config, answer, count):
 def _billed(answer, windows):
     """Searches that an answer says it billed, else by Cohere's rule: one for each 100 windows."""
     try:
-        return float(answer["meta"]["billed_units"]["search_units"])
-    except (KeyError, TypeError, ValueError):
-        return -(-windows // 100)
+        billed = float(answer["meta"]["billed_units"]["search_units"])
+    except models.MALFORMED:
+        billed = -1
+    return billed if 0 <= billed < float("inf") else -(-windows // 100)
 
 
 def _read_scores(reranker, keys):
     """{key: (score, pieces)} of the keys that are known."""
     typed = "typeof(score) = 'real' AND typeof(pieces) = 'integer'"
-    query = f"SELECT * FROM scores WHERE key IN ({{}}) AND {typed}"
+    query = f"SELECT key, score, pieces, crc FROM scores WHERE key IN ({{}}) AND {typed}"
     found = _in_scores(reranker, lambda c: list(store.rows(c, query, keys)))
     return {key: (value, n) for key, value, n, crc in found if _score_checksum(key, value, n) == crc}
 
@@ -489,11 +492,11 @@ def _coded(ids, vectors):
 
 def _read_tokens(embedder, keys):
     typed = " AND ".join(f"typeof({column}) = 'blob'" for column in ("ids", "codes", "scales"))
-    query = f"SELECT * FROM tokens WHERE key IN ({{}}) AND {typed}"
+    query = f"SELECT key, ids, codes, scales, crc FROM tokens WHERE key IN ({{}}) AND {typed}"
     found = _in_tokens(embedder, lambda c: list(store.rows(c, query, keys)))
     known = {}
     for key, ids, codes, scales, crc in found:
-        if _checksum(ids, codes, scales) == crc:  # else a bit flipped: made again
+        if store.vouched(crc, key, ids, codes, scales):  # else a bit flipped: made again
             ids = np.frombuffer(ids, np.int32)
             known[key] = Tokens(
                 ids, np.frombuffer(codes, np.int8).reshape(len(ids), -1), np.frombuffer(scales, np.float32)
@@ -503,15 +506,8 @@ def _read_tokens(embedder, keys):
 
 def _write_tokens(embedder, found):
     blobs = [(key, *(part.tobytes() for part in tokens)) for key, tokens in found.items()]
-    rows = [(*row, _checksum(*row[1:])) for row in blobs]
+    rows = [(*row, store.checksum(*row)) for row in blobs]
     _in_tokens(embedder, lambda c: c.executemany("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?)", rows))
-
-
-def _checksum(*blobs):
-    crc = 0
-    for blob in blobs:
-        crc = zlib.crc32(blob, crc)
-    return crc
 
 
 def _in_tokens(embedder, work):

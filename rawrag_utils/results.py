@@ -5,6 +5,7 @@ A notebook calls `begin` after its parameters cell, `save_table`, `save_per_ques
 """
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -14,6 +15,7 @@ import pathlib
 import platform
 import re
 import subprocess
+import sys
 import time
 
 import rawrag_utils
@@ -37,6 +39,7 @@ COLUMNS = (
     "p_value",
     "p_holm",
 )
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 PACKAGES = (
     "torch",
     "transformers",
@@ -134,7 +137,7 @@ def refuse_secret(name, value):
 def _query_side():
     from rawrag_utils import queries  # brings pandas, which not every start needs
 
-    return [name for name, needs in queries.NEEDS.items() if needs]
+    return [name for name, recipe in queries.METHODS.items() if recipe.needs]
 
 
 _POSITIVE = (lambda v: v >= 1, "a whole number from 1")
@@ -237,7 +240,7 @@ class Run:
     parameters: dict
     run_id: str
     folder: pathlib.Path
-    started: float
+    started: float  # as time.monotonic counts: the clock may be set meanwhile
     files: list = dataclasses.field(default_factory=list)
 
 
@@ -252,6 +255,7 @@ def begin(notebook, variables):
 
     pd.set_option("display.html.use_mathjax", False)
     path = notebook_path(notebook)
+    _refuse_name(path.name)
     defaults = declared(path)
     given = {  # other upper-case names, as the class HTML, are parameters only if they could be injected ones
         name: value
@@ -263,16 +267,33 @@ def begin(notebook, variables):
     root = paths.resolve(os.environ.get("RAWRAG_RUNS") or "runs")
     default = root / corpora.label(parameters.get("DATASET", "none")) / parameters.get("PROFILE", "none")
     folder = pathlib.Path(os.environ.get("RAWRAG_RUN_FOLDER", default))
-    return Run(path.stem, parameters, run_id(path, parameters), folder, time.time())
+    return Run(path.stem, parameters, run_id(path, parameters), folder, time.monotonic())
 
 
 def kept(run, relative_path):
-    """Path of a file of this run below its folder, noted for provenance; the folder exists after the call."""
+    """Path of a file of this run below its folder, noted for provenance; the folder exists after the call.
+
+    Raises `BadInput` for a name that some system cannot keep, or takes for that of another file of the run.
+    """
+    for part in pathlib.PurePosixPath(relative_path).parts:
+        _refuse_name(part)
+    if same := [f for f in run.files if f.lower() == relative_path.lower() and f != relative_path]:
+        raise BadInput(
+            f"{relative_path}: on macOS and Windows this is {same[0]}; choose a name that differs in letters"
+        )
     path = run.folder / relative_path
     path.parent.mkdir(parents=True, exist_ok=True)
     if relative_path not in run.files:
         run.files.append(relative_path)
     return path
+
+
+def _refuse_name(name):
+    if not paths.portable(name):
+        raise BadInput(
+            f'{name!r}: Windows cannot keep a file of this name, and results travel; leave out < > : " / \\ | ? * '
+            "and a dot or blank at its end, and choose none like con or nul"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- saving
@@ -384,6 +405,7 @@ def save_answer(run, text):
 
     It is no result: no run.json lists it, so nothing copies it to results/.
     """
+    text = "\n".join(paths.printable(line, len(text)) for line in text.splitlines())  # terminals obey what models write
     run.folder.mkdir(parents=True, exist_ok=True)
     with paths.atomic(run.folder / f"{run.notebook}_answer.txt") as file:
         file.write(f"{text}\n")
@@ -424,12 +446,13 @@ def finish(run, corpus=None, n=None, models=(), accounting=None, seconds_per_que
         },
         "models": list(models),
         "llm": accounting or {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost_usd": 0.0},
-        "packages": {"rawrag_utils": rawrag_utils.__version__, "python": platform.python_version()}
-        | {p: importlib.metadata.version(p).split("+")[0] for p in PACKAGES},
+        "packages": packages(),
         "git_commit": _commit(),
         "device": device(),
+        # Of the order of questions; of Python's hashes, None where each process draws its own. Models name theirs.
+        "seeds": {"SEED": run.parameters.get("SEED"), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")},
         "seconds_per_question": {stage: round(s, 6) for stage, s in (seconds_per_question or {}).items()},
-        "wall_seconds": round(time.time() - run.started, 1),
+        "wall_seconds": round(time.monotonic() - run.started, 1),
         "files": {name: paths.sha256(run.folder / name) for name in sorted(run.files)},
     }
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -445,27 +468,49 @@ def read_run(path):
         record = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadInput(f"{paths.relative(path)}: no finished run; make it with make results or make run") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{paths.relative(path)}: half-written; delete it and run the notebook again") from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise BadInput(f"{paths.relative(path)}: not of schema {SCHEMA}; run the notebook again")
+    for name, kind in {"run_id": str, "files": dict}.items():
+        if not isinstance(record.get(name), kind):
+            raise BadInput(f"{paths.relative(path)}: {name} is not as a run writes it; run the notebook again")
+    if outside := [name for name in record["files"] if not paths.inside(name)]:
+        raise BadInput(
+            f"{paths.relative(path)}: lists {outside[0]!r:.200}, which lies outside its folder; delete it and run again"
+        )
     return record
 
 
-def device():
-    """What computes: processor features that matter, threads, accelerator. No host name."""
-    import torch
+def packages():
+    """Versions of Python, of this package and of those that decide numbers, as far as they are installed."""
+    found = {"rawrag_utils": rawrag_utils.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name).split("+")[0]
+    return found
 
-    if torch.cuda.is_available():
-        kind = torch.cuda.get_device_name(0)
-    else:
-        kind = "mps" if torch.backends.mps.is_available() else "cpu"
+
+def device():
+    """What computes: processor features that matter, threads, accelerator, numpy's linear algebra. No host name.
+
+    Of torch only where it was loaded: a run that did not need it is not made to wait for it, and was computed by the
+    processor. `limits` are the variables that limit the threads of any library.
+    """
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    kind = models.device_kind() if torch else "cpu"
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
-        "kind": kind,
+        "kind": torch.cuda.get_device_name(0) if kind == "cuda" else kind,
+        "system": platform.system(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch and torch.get_num_threads(),
+        "limits": {name: os.environ[name] for name in THREADS if name in os.environ},
+        "cpu_capability": torch and torch.backends.cpu.get_cpu_capability(),
+        "blas": f"{blas.get('name')} {blas.get('version')}",
     }
 
 

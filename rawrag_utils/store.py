@@ -5,6 +5,7 @@ import os
 import sqlite3
 import sys
 import time
+import zlib
 
 from rawrag_utils.paths import BadInput
 
@@ -23,9 +24,9 @@ def in_database(path, schema, work, durable=False):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             return _connected(path, schema, work, durable)
-        except sqlite3.OperationalError:  # locked, full, not writable: the file is whole
-            raise
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # sqlite quotes what it cannot read
+            if _of_the_place(error, path):
+                raise
             for file in path.parent.glob(f"{path.name}*"):  # its journal too
                 os.replace(file, path.parent / f"damaged-{file.name}")
             print(f"{path.name}: the cache was damaged, its contents are made again", file=sys.stderr)
@@ -36,8 +37,19 @@ def in_database(path, schema, work, durable=False):
         ) from error
 
 
+def _of_the_place(error, path):
+    """Whether an error of sqlite comes from what is around the file, locked, full or not writable: then it is whole."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return False
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_FULL) & 0xFF
+    if code == sqlite3.SQLITE_READONLY:  # said of a file too whose header claims a later format
+        return not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+    return code not in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA)  # a table or column that is not there
+
+
 def _connected(path, schema, work, durable):
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection, connection:
+        connection.text_factory = bytes  # a flipped bit makes a text of bytes, which need be no UTF-8
         if durable:
             _switch_to_wal(connection)
             connection.execute("PRAGMA synchronous=FULL")
@@ -73,3 +85,23 @@ def rows(connection, query, keys):
     for start in range(0, len(keys), BATCH):
         some = keys[start : start + BATCH]
         yield from connection.execute(query.format(",".join("?" * len(some))), some)
+
+
+def checksum(key, *blobs, start=0):
+    """What a row keeps to be believed later. The key is part of it: a damaged index leads to another key's row.
+
+    >>> checksum(b"key", b"vector") == checksum(b"kez", b"vector")
+    False
+    """
+    return zlib.crc32(key, _sum(blobs, start))
+
+
+def vouched(crc, key, *blobs, start=0):
+    """Whether a row is as it was written. Older caches hold sums without the key."""
+    return crc in (checksum(key, *blobs, start=start), _sum(blobs, start))
+
+
+def _sum(blobs, crc):
+    for blob in blobs:
+        crc = zlib.crc32(blob, crc)
+    return crc

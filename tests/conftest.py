@@ -48,7 +48,7 @@ def finished_run(tmp_path, monkeypatch):
             {"DATASET": dataset, "PROFILE": profile},
             hashlib.sha256(profile.encode()).hexdigest()[:16],
             folder,
-            time.time(),
+            time.monotonic(),
         )
         results.save_table(run, rows)
         if frame is not None:

@@ -198,9 +198,7 @@ def test_written_answers_are_read_and_never_asked_for(desk, answers):
 def test_a_question_that_nothing_was_written_for_says_what_to_run(desk, answers):
     there = desks.written(desk, "rewrite")
     lacking = next(q for q in asked(desk) if q.question_id not in there)
-    with pytest.raises(
-        BadInput, match=f"rewrite: the cache has nothing .* for {lacking.question_id}; run 05_multi_query"
-    ):
+    with pytest.raises(BadInput, match=f"rewrite: the cache has nothing .* for {lacking.question_id}; run 06_router"):
         desks.find(desk, lacking, "rewrite")
     with pytest.raises(BadInput, match="nothing for a typed question; choose one of dense"):
         desks.find(desk, desks.typed("one", "tram"), "combination")

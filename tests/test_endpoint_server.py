@@ -6,7 +6,8 @@ import sys
 
 import httpx
 import pytest
-from test_models import KEY, refused
+from servers import KEY
+from test_models import refused
 
 from rawrag_utils import llm, models, weights
 

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import errno
 import hashlib
-import http.server
 import json
 import logging
 import os
@@ -21,7 +20,8 @@ import types
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_models import KEY, refused, write_profile
+from servers import KEY, completion, serving
+from test_models import refused, write_profile
 
 from rawrag_utils import endpoint, generation, llm, models, paths, store
 from rawrag_utils.llm import Request
@@ -439,76 +439,20 @@ def test_provenance_of_a_local_model():
 # -------------------------------------------------------------------------------------------------------- the endpoint
 
 
-def answer(body, **more):
+def answer(body):
     """What the server below answers."""
     said = body["messages"][-1]["content"]
-    message = {"role": "assistant", "content": f"{said}? {body['seed']}"}
-    usage = {"prompt_tokens": len(said), "completion_tokens": 3, "total_tokens": len(said) + 3}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    return {
-        "id": "x",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [choice],
-        "usage": usage,
-    } | more
+    return completion(f"{said}? {body['seed']}", len(said), 3)
 
 
 def honest(body):
     return 200, {}, answer(body)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """`server.replies` are functions body -> (status, headers, body), used up first to last; then `server.rule`."""
-
-    protocol_version = "HTTP/1.1"
-    wbufsize, disable_nagle_algorithm = -1, True  # else headers and body wait for each other
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.guard:
-            self.server.asked.append(body)
-            self.server.keys.append(self.headers["Authorization"])
-            reply = self.server.replies.pop(0) if self.server.replies else self.server.rule
-        status, headers, content = reply(body)
-        content = content if isinstance(content, bytes) else json.dumps(content).encode()
-        if status:
-            self.send_response(status)
-            sent = {"Content-Type": "application/json", "Content-Length": len(content), "x-request-id": KEY} | headers
-            for name, value in sent.items():
-                if value is not None:
-                    self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(content)
-        self.close_connection = not status or "Content-Length" in headers
-
-    do_GET = do_POST
-
-    def log_message(self, *arguments):
-        pass
-
-
-@contextlib.contextmanager
-def serving():
-    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.asked, instance.keys, instance.replies, instance.rule = [], [], [], honest
-    instance.guard, instance.handle_error = threading.Lock(), lambda *arguments: None
-    instance.block_on_close = False
-    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield instance
-    finally:
-        instance.shutdown()
-        thread.join()
-        instance.server_close()
-
-
 @pytest.fixture
 def server(monkeypatch):
     """A chat server. `server.waits` are the client's waits before it asks again, in seconds; none is really waited."""
-    with serving() as instance:
+    with serving(honest) as instance:
         instance.waits = []
         monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{instance.server_port}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -680,6 +624,9 @@ FOREVER = {
     "null": (lambda body: (200, {}, None), "no chat completion", 1),
     "empty choices": (spoilt(lambda a: a.update(choices=[])), "no chat completion", 1),
     "null choices": (spoilt(lambda a: a.update(choices=None)), "no chat completion", 1),
+    "choices by name": (spoilt(lambda a: a.update(choices={"a": a["choices"]})), "no chat completion", 1),
+    "brackets": (lambda body: (200, {}, b"[" * 100_000), "no chat completion", 1),
+    "usage without end": (spoilt(lambda a: a["usage"].update(prompt_tokens=1e999)), "no chat completion", 1),
     "no choices": (spoilt(lambda a: a.pop("choices")), "no chat completion", 1),
     "no message": (spoilt(lambda a: a["choices"][0].pop("message")), "no chat completion", 1),
     "content of parts": (spoilt(lambda a: a["choices"][0]["message"].update(content=[{}])), "no chat completion", 1),
@@ -793,8 +740,7 @@ def test_endpoint_without_a_usable_key(server, monkeypatch, key, expected):
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_endpoint_that_redirects_elsewhere_does_not_pass_the_key_on(server, monkeypatch, status):
     monkeypatch.setattr(models, "RETRIES", 1)
-    with serving() as elsewhere:
-        elsewhere.rule = lambda body: (404, {}, {})
+    with serving(lambda body: (404, {}, {})) as elsewhere:
         server.rule = fails(status, Location=f"http://127.0.0.1:{elsewhere.server_port}/v1/chat/completions")
         line = refused(llm.complete, remote(), ONE)
         assert line.startswith("m: ") and KEY not in line

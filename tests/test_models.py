@@ -3,7 +3,6 @@
 import errno
 import functools
 import hashlib
-import http.server
 import json
 import os
 import random
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import use
+from servers import KEY, serving
 
 from rawrag_utils import corpus, index, models, paths, results, weights
 from rawrag_utils.paths import ROOT, BadInput
@@ -352,6 +352,11 @@ def test_a_profile_is_added_by_a_file(house, hub):
     [
         ("embedder: {kind: endpoint, model: m, max_length: 8", ["line 1", "not YAML"]),
         ("embedder:\n\tkind: endpoint", ["line 2", "not YAML"]),
+        ("embedder: &a {kind: [*a]}", ["an alias (*name) is not read"]),
+        ("embedder: !!timestamp soon", ["a value is no number, text, list or mapping"]),
+        ("embedder: !!bool maybe", ["a value is no number, text, list or mapping"]),
+        ('embedder: "\\uD800"', ["a value is no number, text, list or mapping"]),
+        ("embedder: " + "[" * 50_000, ["nested too deeply"]),
         ("", ["the file"]),
         ("- embedder", ["the file"]),
         ("embeder: {}", ["embedder: Field required"]),
@@ -533,8 +538,6 @@ def test_no_window_of_locomo_is_truncated(encoders, real):
 
 # ---------------------------------------------------------------------------------------------------------- endpoints
 
-KEY = "sk-planted-0123456789"
-
 
 def vector(text):
     """What the server below answers for `text`."""
@@ -550,36 +553,12 @@ def answer(inputs, order=1):
 @pytest.fixture
 def server(monkeypatch):
     """An embedding server. `server.replies`: functions inputs -> (status, headers, body), used up first to last."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.server.asked.append(body["input"])
-            reply = self.server.replies.pop(0) if self.server.replies else honest
-            status, headers, content = reply(body["input"])
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            sent = {"Content-Type": "application/json", "Content-Length": len(content)} | headers
-            for name, value in sent.items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments):
-            pass
-
-    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.asked, instance.replies, instance.handle_error = [], [], lambda *arguments: None
-    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{instance.server_port}/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
-    yield instance
-    instance.shutdown()
-    thread.join()
-    instance.server_close()
+    with serving(honest, lambda body: body["input"]) as instance:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{instance.server_port}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+        yield instance
 
 
 def honest(inputs):
@@ -721,11 +700,17 @@ def spoilt(change):
         spoilt(lambda a: a["data"][0].update(embedding=[0.0, 0.0, 0.0])),
         spoilt(lambda a: a["data"][0].update(embedding=[])),
         spoilt(lambda a: a["data"][0].update(embedding=None)),
+        spoilt(lambda a: a["data"][0].update(embedding=[1e308, 1.0, 1.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=[10**400, 1.0, 1.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=1.0)),
+        spoilt(lambda a: a["data"][0].pop("index")),
+        spoilt(lambda a: a["usage"].update(prompt_tokens=float("inf"))),
         spoilt(lambda a: a.update(data=[])),
         spoilt(lambda a: a.update(data=None)),
         spoilt(lambda a: a.pop("data")),
         lambda inputs: (200, {}, [1, 2]),
         lambda inputs: (200, {}, json.dumps(answer(inputs)).encode()[:-20]),
+        lambda inputs: (200, {}, b"[" * 100_000),
         lambda inputs: (200, {"Content-Type": "text/html"}, b"<h1>Welcome</h1>"),
     ],
 )
@@ -736,6 +721,17 @@ def test_endpoint_answers_that_are_no_vectors(server, reply):
     asked = len(server.asked)
     models.embed(remote(), TEXTS[:4])
     assert server.asked[asked:] == [TEXTS[2:4]]  # the first batch was kept, the second was not
+
+
+def test_endpoint_pieces_of_one_text_of_two_lengths(server):
+    def uneven(inputs):
+        made = answer(inputs)
+        made["data"][1]["embedding"].pop()
+        return 200, {}, made
+
+    server.replies = [uneven]
+    assert "no list of vectors" in refused(models.embed, remote(), ["clay bowl " * 9])
+    assert len(server.asked[0]) > 1
 
 
 def test_endpoint_of_another_length_later(server):

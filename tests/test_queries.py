@@ -203,8 +203,8 @@ def test_a_rewrite_replaces_the_question(bench):
 
 def test_all_defaults_have_both_arms_with_a_ceiling_and_a_bill(bench):
     some = [wrote("hot kiln", "clay", "tyre")] * 3
-    methods = queries.defaults(bench, some, some, some, some)
-    assert tuple(methods) == queries.METHODS
+    methods = queries.defaults(bench, dict.fromkeys(queries.needs(), some))
+    assert list(methods) == list(queries.METHODS)
     for name, method in methods.items():
         arms = queries.arms(bench, method, name)
         assert list(arms) == [name, f"{name}|rerank"]

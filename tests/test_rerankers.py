@@ -3,7 +3,6 @@
 import collections
 import email.utils
 import functools
-import http.server
 import json
 import logging
 import sqlite3
@@ -14,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import use
-from test_models import KEY, LETTERS, REVISION, flip, publish, refused, tiny_bert, write_profile
+from servers import KEY, serving
+from test_models import LETTERS, REVISION, flip, publish, refused, tiny_bert, write_profile
 
 from rawrag_utils import chunking, index, models, paths, rerankers, retrieval
 from rawrag_utils.corpus import Conversation, Question, Turn
@@ -616,38 +616,12 @@ def fails(status, **headers):
 @pytest.fixture
 def server(monkeypatch):
     """A rerank server. `server.replies`: functions body -> (status, headers, body), used up first to last."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.server.asked.append(body)
-            self.server.keys.append(self.headers["Authorization"])
-            reply = self.server.replies.pop(0) if self.server.replies else honest
-            status, headers, content = reply(body)
-            if status == 0:  # hang up
-                return
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in ({"Content-Type": "application/json", "Content-Length": len(content)} | headers).items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments):
-            pass
-
-    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.asked, instance.keys, instance.replies, instance.waits = [], [], [], []
-    instance.handle_error = lambda *arguments: None
-    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("COHERE_API_KEY", KEY)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(time, "sleep", instance.waits.append)
-    yield instance
-    instance.shutdown()
-    thread.join()
-    instance.server_close()
+    with serving(honest) as instance:
+        instance.waits = []
+        monkeypatch.setenv("COHERE_API_KEY", KEY)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr(time, "sleep", instance.waits.append)
+        yield instance
 
 
 def remote(server, **more):
@@ -691,6 +665,14 @@ def test_endpoint_bills_by_the_rule_where_it_states_nothing(server):
     assert reranker.searches == 3
 
 
+@pytest.mark.parametrize("billed", [float("nan"), float("inf"), -1, 10**400, "many", None, [1]])
+def test_a_bill_that_is_none_is_counted_by_the_rule(server, billed):
+    server.replies = [spoilt(lambda a: a.update(meta={"billed_units": {"search_units": billed}}))]
+    reranker = remote(server)
+    rerankers.score(reranker, ["who"], [["a"]])
+    assert reranker.searches == 1
+
+
 def test_endpoint_in_several_requests(server):
     windows = [f"w {i}" for i in range(5)]
     (scores,) = rerankers.score(remote(server, batch=2), ["who"], [windows])
@@ -716,6 +698,7 @@ BROKEN = [
     spoilt(lambda a: a["results"][0].update(index="0")),
     spoilt(lambda a: a["results"][0].update(relevance_score=float("nan"))),
     spoilt(lambda a: a["results"][0].update(relevance_score=float("inf"))),
+    spoilt(lambda a: a["results"][0].update(relevance_score=10**400)),
     spoilt(lambda a: a["results"][0].update(relevance_score=None)),
     spoilt(lambda a: a["results"][0].update(relevance_score="0.5")),
     spoilt(lambda a: a["results"][0].pop("relevance_score")),
@@ -748,6 +731,7 @@ PASSING = {
     "half a JSON": (lambda body: (200, {}, json.dumps(answer(body)).encode()[:-20]), 0.5),
     "HTML": (lambda body: (200, {"Content-Type": "text/html"}, b"<h1>Welcome</h1>"), 0.5),
     "no text": (lambda body: (200, {}, b"\xff\xfe\x00"), 0.5),
+    "brackets": (lambda body: (200, {}, b"[" * 100_000), 0.5),
     "hung up": (lambda body: (0, {}, b""), 0.5),
     "cut off": (lambda body: (200, {"Content-Length": 9000}, answer(body)), 0.5),
 }
