@@ -67,7 +67,7 @@ no_parameters = $(if $(P)$(NB),$(error a plan has its own parameters: change the
 .PHONY: help setup lab data models results estimate run grid check report bench test torture lint format lock clean clean-all
 
 help: ## explain every target
-	@echo "Raw-RAG, a notebook laboratory. First time here: make results (some minutes), then make lab."
+	@echo "Raw-RAG, a notebook laboratory. First time here: make results (half an hour), then make lab."
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
