@@ -92,16 +92,22 @@ def _items(path, source):
     if kind == ".jsonl":
         return _json_lines(path)
     if kind in lectures.ENDINGS:
-        (talk,) = corpora.load(str(path)).conversations
-        name = dialogue.label(source.replace("/", "_"))  # with its folders, for each may hold a talk.srt
-        return [("", 1, dataclasses.replace(talk, conversation_id=name, source_id=name))]
+        return [("", 1, _by_path(*corpora.load(str(path)).conversations, source))]
     try:
         content = corpora.parse(path)
         own = corpora.is_own(content) and isinstance(content["conversations"], list)
         found = content["conversations"] if own else corpora.load(str(path)).conversations
     except RecursionError as error:
         raise BadInput(f"{path.name}: nested too deeply for conversations") from error
+    if not own and len(found) == 1:  # LoCoMo's older layout, a file a conversation: each would be the first
+        found = [_by_path(*found, source)]
     return ((f"conversations[{i}]", 1 / len(found), item) for i, item in enumerate(found))
+
+
+def _by_path(conversation, source):
+    """The conversation under the name of its file, with its folders, for each may hold a talk.srt."""
+    name = dialogue.label(source.replace("/", "_"))
+    return dataclasses.replace(conversation, conversation_id=name, source_id=name)
 
 
 def _json_lines(path):

@@ -119,8 +119,11 @@ def test_other_shapes_are_read_as_a_data_set_is(tmp_path):
     turn = {"speaker": "Nora", "dia_id": "D1:1", "text": "Hi"}
     held = {"speaker_a": "Nora", "speaker_b": "Tobias", "session_1": [turn], "session_1_date_time": "x"}
     (tmp_path / "l.json").write_text(json.dumps([{"sample_id": "conv-1", "conversation": held, "qa": []}]))
-    (row,) = ingest.read(str(tmp_path / "l.json"), "l.json")
-    assert json.loads(row["conversation"])["conversation_id"] == "locomo_0"
+    (row,) = ingest.read(str(tmp_path / "l.json"), "sub/l.json")
+    assert json.loads(row["conversation"])["conversation_id"] == "sub_l"  # not locomo_0, as all such files would be
+    (tmp_path / "l.json").write_text(json.dumps([{"sample_id": f"conv-{i}", "conversation": held} for i in (1, 2)]))
+    rows = ingest.read(str(tmp_path / "l.json"), "l.json")
+    assert [json.loads(row["conversation"])["conversation_id"] for row in rows] == ["locomo_0", "locomo_1"]
 
 
 def test_what_cannot_be_opened_or_is_no_text_is_set_aside(tmp_path):
@@ -205,7 +208,7 @@ def test_empty_texts_and_missing_dates_are_no_fault_but_ids_no_file_may_have_are
     assert "item 0 (it's) has no turns; remove it" in tally.faults[0]["reason"]
     assert [f["place"] for f in tally.faults] == ["", "line 2", "line 3", "line 4"]
     table, asked = lake.open_table(tmp_path / "w"), vectors(["clay"])
-    question = corpus.Question("q", "locomo_0", "clay", None, "temporal", (), ())
+    question = corpus.Question("q", "a", "clay", None, "temporal", (), ())
     assert len(lake.search(table, [question], asked)) > 1
     assert lake.search(table, [question], asked, dates={"q": ("2000-01-01", None)}).empty
 
