@@ -426,8 +426,11 @@ def as_lines(content, ascii_only):
 
 
 def as_yaml(content, flow):
-    quick = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return yaml.dump(content, Dumper=quick, default_flow_style=flow, allow_unicode=True, sort_keys=False)
+    told = {"default_flow_style": flow, "allow_unicode": True, "sort_keys": False}
+    try:
+        return yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), **told)
+    except UnicodeEncodeError:  # of half characters the quick one makes no text
+        return yaml.dump(content, Dumper=yaml.SafeDumper, **told)
 
 
 # -------------------------------------------------------------------------------------------------------------- readers
