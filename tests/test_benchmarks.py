@@ -136,7 +136,7 @@ def test_a_table_of_moved_vectors_is_searched_in_every_way(sample, tmp_path, mon
     asked = [growth.copies(sample, 1)[1][i] for i in range(4)]
     asked = [search.dataclasses.replace(q, conversation_id=f"{q.conversation_id}.0") for q in asked]
     rows = pd.DataFrame(search.compared(table, asked, unit(4), search.month(sample)))
-    assert list(rows["search"][:3]) == ["exact", "exact, one conversation", "exact, one month"]
+    assert list(rows["search"][:3]) == ["exact", "exact, one conversation", "exact, thirty days"]
     assert set(search.KINDS) <= set(rows["search"]) and (rows["recall"] > 0.5).all()
     assert lake.settings_of(table)["CHUNK_SIZE"] == 256
 

@@ -10,7 +10,8 @@ from browser import HOSTILE
 
 from rawrag_utils import report, results
 
-IMAGE = "<img src=x onerror=window.ran=1> $5 $6"  # fits into a file name and into a cell of a table
+IMAGE = "<img src=x onerror=window.ran=1> $5 $6"  # fits into a folder's name and into a cell of a table
+NAME = "02_&lt;img src=x onerror=window.ran=1&gt; $5 $6"  # a notebook's, which every system can keep
 
 
 def test_a_notebook_runs_by_run_all_and_again_with_other_parameters(tab, lab):
@@ -86,8 +87,8 @@ def hostile_results(finished_run, tmp_path):
     rows += [{**row, "variant": text, "metric": text} for text in HOSTILE]
     frame = pd.DataFrame([HOSTILE], columns=list(HOSTILE), index=pd.Index([HOSTILE[0]], name=HOSTILE[1]))
     for profile in ("local", IMAGE):
-        folder = finished_run("talks", profile, f"02_{IMAGE}", rows, frame, figure=True)
-        file = folder / f"02_{IMAGE}.run.json"
+        folder = finished_run("talks", profile, NAME, rows, frame, figure=True)
+        file = folder / f"{NAME}.run.json"
         record = results.read_run(file)
         record["parameters"] |= {f"P{i}": text for i, text in enumerate(HOSTILE)}
         record["models"] = [{"id": text, text: text} for text in HOSTILE]
@@ -102,7 +103,7 @@ def test_results_are_text_in_the_report(tab, hostile_results):
     shown = tab.locator("body").inner_text()
     for text in HOSTILE:  # rows, heads and cells of tables, parameters and models of provenance, each in two profiles
         assert shown.count(text) >= 10, text
-    assert f"Provenance: 02_{IMAGE}, talks, profile {IMAGE}" in shown
+    assert f"Provenance: {NAME}, talks, profile {IMAGE}" in shown
     assert set(tab.evaluate("[...document.links].map(link => link.protocol)")) == {"file:"}
     assert not browser.ran(tab) and len(tab.frames) == 1
     assert all(tab.evaluate("[...document.images].map(i => i.src.startsWith('data:') && i.naturalWidth > 0)"))
@@ -116,7 +117,7 @@ def test_results_are_text_in_the_lab(tab, lab, hostile_results):
     shown = "\n".join(browser.outputs(tab))
     assert [text for text in HOSTILE if text not in shown] == []
     inside = tab.frames[1]  # the page once more, in a frame of the notebook's
-    assert f"Provenance: 02_{IMAGE}" in inside.locator("body").inner_text()
+    assert f"Provenance: {NAME}" in inside.locator("body").inner_text()
     assert not browser.ran(tab) and not browser.ran(inside) and len(tab.frames) == 2
 
 

@@ -338,7 +338,7 @@ def test_the_command_writes_three_files_and_leaves_the_readme_of_other_results_a
     before = (paths.ROOT / "README.md").stat().st_mtime_ns
     assert command().stdout == "report: report.html, report.md, report.tex\n"
     files = sorted(path.name for path in (tmp_path / "results").iterdir() if path.is_file())
-    assert files == ["report.html", "report.md", "report.tex"]
+    assert files == [".lock", "report.html", "report.md", "report.tex"]
     assert (paths.ROOT / "README.md").stat().st_mtime_ns == before
     (folder / "02_made.csv").write_text("half")
     ended = command()
