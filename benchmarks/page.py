@@ -211,7 +211,7 @@ def capacity():
     limits, grown, search = read("limits").set_index("name")["value"], read("growth"), read("search")
     windows = TURNS * limits["windows"] / limits["turns"]
     workers = read("workers")
-    one = workers[(workers["path"] == "corpus") & (workers["profile"] == "local") & (workers["workers"] == 1)]
+    one = workers[(workers["path"] == "bare") & (workers["workers"] == 1)]
     rate = _slope(one)
     chunk = grown[grown["stage"] == "chunk"].iloc[-1]
     largest = search[search["windows"] == search["windows"].max()].set_index("search")

@@ -21,7 +21,7 @@ from benchmarks import growth, measure
 from rawrag_utils import index, ingest, models
 
 LONGER = 2  # times the shorter one that the longer corpus of a rate is
-SIZES = (1, 2)  # times the corpus in small windows, many enough for several commits: does memory grow?
+SIZES = (2, 4, 8)  # times the corpus in small windows, many enough for several commits: does memory grow?
 SMALL = 64  # tokens of these
 TICK = 0.2  # seconds between two looks at memory
 
