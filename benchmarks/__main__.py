@@ -46,10 +46,9 @@ def told(rows):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
-    parser.add_argument("--dataset", default="locomo", help="what is measured on (a published data set)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     given = parser.parse_args()
-    loaded = corpus.load(given.dataset)
+    loaded = corpus.load("locomo")
     for part in given.only:
         print(f"-- {part}", flush=True)
         started = time.monotonic()

@@ -60,6 +60,7 @@ def asked(loaded):
     shape = embedder.model[0].model.config
     pieces = [_lengths(embedder, texts) for texts in (windows, questions)]
     return {
+        "conversations": len(loaded.conversations),
         "turns": sum(len(c.turns) for c in loaded.conversations),
         "windows": len(windows),
         "tokens_a_window": float(np.mean([len(encode(text)) for text in windows])),

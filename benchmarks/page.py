@@ -7,7 +7,7 @@ import pandas as pd
 
 from benchmarks import growth
 from benchmarks.ratios import POOL
-from rawrag_utils import figures, paths, report
+from rawrag_utils import figures, paths, report, results
 from rawrag_utils.paths import BadInput
 
 FOLDER = paths.ROOT / "results" / "benchmarks"
@@ -62,7 +62,7 @@ def seconds(value):
 
 
 def machine():
-    record = report.results.read_run(FOLDER / "ratios.run.json")
+    record = results.read_run(FOLDER / "ratios.run.json")
     words, device, packages = record["parameters"]["machine"], record["device"], record["packages"]
     limits = read("limits").set_index("name")["value"]
     found = {
@@ -168,7 +168,7 @@ def bounds():
     per = grown["seconds"] / grown["count"]
     pieces = {key: next(r for name, r in ratio.items() if name.startswith(key)) for key in _PIECES}
     exact = search[(search["search"] == "exact") & (search["windows"] == search["windows"].max())].iloc[0]
-    windows = limits["windows"] / 10  # of a conversation
+    windows = limits["windows"] / limits["conversations"]
     found = [
         ("chunk", per["chunk"], per["chunk"] / pieces["tokenise"], "tiktoken's encoding"),
         ("embed", per["embed"], limits["encoder_flops_a_window"] / limits["flops_bfloat16"], "arithmetic in bfloat16"),

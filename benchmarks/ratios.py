@@ -149,22 +149,23 @@ def rankings(base, questions, top=TOP):
 def context(base, questions):
     ranked = rankings(base, questions)
     found = {c["chunk_id"]: (name, c) for name, part in base.items() for c in part["chunks"]}
-
-    def joined(ranking):  # each window's turns, whole, once, in the ranking's order
-        seen, lines = set(), []
-        for doc_id in ranking["doc_id"]:
-            name, c = found[doc_id]
-            new = [t for t in range(c["start_turn"], c["end_turn"] + 1) if t not in seen]
-            seen.update(new)
-            lines += [base[name]["turn_context"]["turn_lines"][t] for t in new]
-        return "\n".join(lines)
-
     taken = in_turns(
         REPEATS,
         ours=lambda: [answering.format_context(base, r) for r in ranked],
-        theirs=lambda: [joined(r) for r in ranked],
+        theirs=lambda: [joined(base, found, r) for r in ranked],
     )
     return ratio(f"context of {TOP} windows for {len(ranked)} questions", "loop that joins the same turns", taken)
+
+
+def joined(base, found, ranking):
+    """The lines of each window's turns, whole, once, in the ranking's order; `found` has windows by their id."""
+    seen, lines = set(), []
+    for doc_id in ranking["doc_id"]:
+        name, c = found[doc_id]
+        new = [t for t in range(c["start_turn"], c["end_turn"] + 1) if t not in seen]
+        seen.update(new)
+        lines += [base[name]["turn_context"]["turn_lines"][t] for t in new]
+    return "\n".join(lines)
 
 
 def files(base):

@@ -2,7 +2,7 @@
 
     python -m benchmarks.search locomo 10000      one size: JSON
 
-Embedding a million windows takes a day on two cores, and an index of random vectors says nothing, since random points
+Embedding a million windows takes hours on two cores, and an index of random vectors says nothing, since random points
 have no neighbours. So vectors are real ones, each moved by noise that has the real ones' covariance, as far as a
 window lies from its nearest neighbour in the corpus. Texts, speakers and dates are the real ones. Questions are real.
 """
@@ -25,7 +25,7 @@ SIZES = (10_000, 100_000, 1_000_000)
 ASKED = 100  # questions, spread over the corpus
 TOP = 15
 KINDS = ("IVF_SQ", "IVF_HNSW_SQ", "IVF_PQ")
-SLOW = {("IVF_HNSW_SQ", 1_000_000)}  # a quarter of an hour to build
+SLOW = {("IVF_HNSW_SQ", 1_000_000)}  # builds for longer than all the others together
 DAYS = 30  # from the first day of the corpus: what dates are narrowed to
 
 

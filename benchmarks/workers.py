@@ -18,7 +18,9 @@ import orjson
 import psutil
 
 from benchmarks import growth, measure
+from rawrag_utils import corpus as corpora
 from rawrag_utils import index, ingest, models
+from rawrag_utils.paths import BadInput
 
 LONGER = 2  # times the shorter one that the longer corpus of a rate is
 SIZES = (2, 4, 8)  # times the corpus in small windows, many enough for several commits: does memory grow?
@@ -28,9 +30,8 @@ TICK = 0.2  # seconds between two looks at memory
 
 def measured(loaded):
     """Rows of path, profile, workers, size, windows, seconds and the memory of writer, largest worker and all."""
-    texts = index.contents(index.build(loaded.conversations))
     for workers in (1, 2):  # what the machine gives to processes that share nothing
-        yield bare(workers, texts)
+        yield bare(loaded.name, workers)
     corpus(loaded, "multilingual", 2, SMALL, 1)  # not counted: files that no one has read yet make a first start slow
     for workers in (1, 2):
         for size in (1, LONGER):
@@ -39,11 +40,11 @@ def measured(loaded):
         yield corpus(loaded, "multilingual", 2, SMALL, size)
 
 
-def bare(workers, texts, count=128):
+def bare(dataset, workers, count=128):
     """Windows that plain processes embed at the same time, `count` each, on one thread each."""
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         told = {"OMP_NUM_THREADS": "1"}
-        found = list(pool.map(lambda _: measure.apart("workers", "bare", count, **told), range(workers)))
+        found = list(pool.map(lambda _: measure.apart("workers", "bare", dataset, count, **told), range(workers)))
     seconds = max(f["seconds"] for f in found)
     return {"path": "bare", "profile": "local", "workers": workers, "windows": workers * count, "seconds": seconds}
 
@@ -106,9 +107,8 @@ def _held(process):
 
 def main(profile, *arguments):
     if profile == "bare":
-        from rawrag_utils import corpus as corpora
-
-        texts = index.contents(index.build(corpora.load("locomo").conversations))[: int(arguments[0])]
+        dataset, count = arguments
+        texts = index.contents(index.build(corpora.load(dataset).conversations))[: int(count)]
         embedder = models.load_embedder("local")
         models.embed(embedder, texts[:1], cache=False)
         started = time.perf_counter()
@@ -120,6 +120,8 @@ def main(profile, *arguments):
         tally, writer, largest, everything = watched(
             lambda: ingest.corpus(folder, place, profile, tokens, tokens // 8, workers)
         )
+        if set(tally.states) != {"added"}:
+            raise BadInput(f"{folder}: not all conversations were added: {dict(tally.states)}, {tally.faults[:1]}")
         row = {"windows": tally.windows, "seconds": time.perf_counter() - started}
         row |= {"bytes_writer": writer, "bytes_worker": largest, "bytes_all": everything}
     print(json.dumps(row))

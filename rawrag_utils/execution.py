@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -212,6 +213,26 @@ def _place(nb, index):
     heading = (re.findall(r"^#+\s+(.+?)\s*$", above, re.MULTILINE) or ["no heading"])[-1]
     number = code.index(index) + 1
     return f"cell {number} ({heading})", f"  cell {number:>2}/{len(code)}  {heading[:50]:<50}"
+
+
+@contextlib.contextmanager
+def stoppable():
+    """In this block Ctrl-C and SIGTERM raise KeyboardInterrupt, once; also a decorator.
+
+    What runs is being shut down from then on, and impatience would leave it alone.
+    """
+
+    def stop(number, frame):
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 def where(path):

@@ -192,19 +192,12 @@ def _killed():
 def _child(connection, *arguments):
     """`attempt` in a process of its own: stopped like the runner itself, and gone when the grid's process is gone."""
 
-    def stop(number, frame):
-        for s in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(s, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
     def watch():
         multiprocessing.parent_process().join()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    for s in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(s, stop)
-    threading.Thread(target=watch, daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), execution.stoppable():
+        threading.Thread(target=watch, daemon=True).start()
         connection.send(attempt(*arguments))
 
 

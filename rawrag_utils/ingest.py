@@ -43,12 +43,8 @@ def files(folder):
     if not found:
         raise BadInput(f"{paths.relative(root)}: no file in {', '.join(KINDS)}; name the folder that has some")
     names = [p.relative_to(root).as_posix() if root.is_dir() else p.name for p in found]
-    # A file's name may be no text: it travels as bytes, and is told with a mark for what cannot be read.
-    return [(os.fsencode(p), _sound(name)) for p, name in zip(found, names, strict=True)]
-
-
-def _sound(text):
-    return text.encode("utf-8", "replace").decode()
+    # A file's name may be no text: it travels as bytes, and is told as messages tell it.
+    return [(os.fsencode(p), paths.printable(name)) for p, name in zip(found, names, strict=True)]
 
 
 def _questions(path):
@@ -77,11 +73,11 @@ def read(path, source):
                 seen.add(conversation.conversation_id)
                 yield {**found, "conversation": orjson.dumps(conversation)}
             except (BadInput, orjson.JSONEncodeError) as error:  # the latter of half a character, which is no text
-                yield {**found, "reason": _sound(str(error))}
+                yield {**found, "reason": str(error)}
     except OSError as error:  # it is gone, or not ours to read
         yield {**one, "reason": f"{source}: cannot be read ({error.strerror}); check that it is there, and its rights"}
     except BadInput as error:
-        yield {**one, "reason": _sound(str(error))}
+        yield {**one, "reason": str(error)}
 
 
 def _items(path, source):
@@ -276,15 +272,15 @@ def corpus(folder, place, profile="local", size=256, overlap=32, workers=None, t
         raise BadInput(f"workers {workers}, threads {threads}: whole numbers from 1")
     workers = workers or max(1, (os.cpu_count() or 1) // threads)
     tally, total = Tally(), sum(os.path.getsize(p) for p, _ in found) or 1
-    # Ray before LanceDB wakes up, whose threads do not survive Ray's forks.
-    with lake.writing(place), grid.cluster(workers * threads) as ray:
-        lake.find_table(place, settings)
-        try:
-            passing = _streamed(ray, found, place, settings, workers, threads, gpus)
-            _written(passing, place, settings, tally, total)
-        except ray.exceptions.RayError as error:
-            raise _cause(error) from error
-    lake.set_aside(place, tally.faults)
+    with lake.writing(place):
+        with grid.cluster(workers * threads) as ray:  # before LanceDB wakes up: its threads do not survive Ray's forks
+            lake.find_table(place, settings)
+            try:
+                passing = _streamed(ray, found, place, settings, workers, threads, gpus)
+                _written(passing, place, settings, tally, total)
+            except ray.exceptions.RayError as error:
+                raise _cause(error) from error
+        lake.set_aside(place, tally.faults)
     return tally
 
 

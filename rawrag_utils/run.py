@@ -15,7 +15,6 @@ import math
 import os
 import re
 import shlex
-import signal
 import sys
 import time
 
@@ -273,6 +272,7 @@ def expected_rows(dataset, profile):
 # ------------------------------------------------------------------------------------------------------- command line
 
 
+@execution.stoppable()
 def main(arguments=None):
     """The command line; returns the exit status. Every fault of input is one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m rawrag_utils.run", description=__doc__.partition("\n")[0])
@@ -293,13 +293,6 @@ def main(arguments=None):
     if (given.plan or given.check) and (given.p or given.set):
         parser.error("a plan has its own parameters; to change them run one notebook, into runs/")
     force = given.force or os.environ.get("FORCE", "0") not in ("", "0")
-
-    def stop(number, frame):
-        for s in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(s, signal.SIG_IGN)  # the kernel is being shut down: impatience would leave it alone
-        raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         if given.notebook:
             return _run_one(given.notebook, split_assignments(given.set) + given.p, force, given.silence)
@@ -324,9 +317,6 @@ def main(arguments=None):
     except KeyboardInterrupt:
         say("stopped; the kernel is shut down, finished runs are kept")
         return 130
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
 
 def _run_one(notebook, typed, force, silence):

@@ -13,7 +13,6 @@ used, 130 stopped.
 
 import argparse
 import os
-import signal
 import statistics
 import sys
 import time
@@ -29,16 +28,10 @@ SHOWN = 10  # faults printed
 # ------------------------------------------------------------------------------------------------------- command line
 
 
+@execution.stoppable()
 def main(arguments=None):
     """The command line; returns the exit status. Every fault of input is one line on stderr."""
     given = _parser().parse_args(arguments)
-
-    def stop(number, frame):
-        for s in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(s, signal.SIG_IGN)  # what runs is being shut down
-        raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         return given.command(given)
     except BadInput as error:
@@ -47,9 +40,6 @@ def main(arguments=None):
     except KeyboardInterrupt:
         say("stopped; what is finished is kept, run again to go on")
         return 130
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
 
 def _parser():
@@ -144,6 +134,8 @@ def _run_recall(given):
     import pandas as pd
 
     table, questions = lake.open_table(given.table), corpora.load(given.dataset).questions
+    if not questions:
+        raise BadInput(f"{given.dataset}: has no questions to search with; name a data set that has some")
     vectors, taken, rankings = _asked(given.table, table, questions), {}, {}
     for kind in ("exact", "approximate"):
         effort = {"approximate": kind == "approximate", "probes": given.probes, "refine": given.refine}

@@ -51,13 +51,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(rule, noted=lambda body: body):
-    """A running server, until the block ends: `server_port`, `asked` (what `noted` makes of each body) and `keys`."""
-    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.asked, instance.keys, instance.replies = [], [], []
-    instance.rule, instance.noted = rule, noted
-    instance.guard, instance.handle_error = threading.Lock(), lambda *arguments: None
-    instance.block_on_close = False
+def running(handler, **attributes):
+    """A server with a handler of its own on a free port, until the block ends; `attributes` become the server's."""
+    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    instance.handle_error, instance.block_on_close = lambda *arguments: None, False
+    for name, value in attributes.items():
+        setattr(instance, name, value)
     thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -66,6 +65,11 @@ def serving(rule, noted=lambda body: body):
         instance.shutdown()
         thread.join()
         instance.server_close()
+
+
+def serving(rule, noted=lambda body: body):
+    """`running` a server that answers by `rule`: `asked` (what `noted` makes of each body), `keys` and `replies`."""
+    return running(Handler, rule=rule, noted=noted, asked=[], keys=[], replies=[], guard=threading.Lock())
 
 
 def completion(text, prompt_tokens, completion_tokens):

@@ -1,11 +1,13 @@
 """The benchmarks run on small input, and their page shows what was measured: no number there is typed."""
 
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from benchmarks import growth, limits, measure, page, ratios, search, workers
-from rawrag_utils import corpus, index, lake, paths, results, retrieval
+from rawrag_utils import answering, corpus, index, lake, paths, results, retrieval
 from rawrag_utils.paths import BadInput
 
 
@@ -87,8 +89,11 @@ def test_ratios_are_measured_beside_their_baselines(sample):
 
 def test_the_loop_beside_contexts_joins_the_same_turns(sample):
     base = index.build(sample.conversations)
-    (ranking,) = ratios.rankings(base, sample.questions[:1], top=3)
-    assert list(ranking["rank"]) == [1, 2, 3]
+    found = {c["chunk_id"]: (name, c) for name, part in base.items() for c in part["chunks"]}
+    for ranking in ratios.rankings(base, sample.questions[:4]):
+        shown = answering.format_context(base, ranking).splitlines()
+        lines = [line for line in shown if line and not line.startswith("Memory ")]
+        assert [line for line in ratios.joined(base, found, ranking).splitlines() if line] == lines
 
 
 def test_files_for_the_corpus_path_hold_the_conversations(sample, tmp_path):
@@ -102,8 +107,6 @@ def test_files_for_the_corpus_path_hold_the_conversations(sample, tmp_path):
 def test_memory_is_watched_while_work_goes_on():
     def work():
         held = np.ones(40_000_000)  # 320 MB
-        import time
-
         time.sleep(3 * workers.TICK)
         return len(held)
 

@@ -137,7 +137,7 @@ def test_what_cannot_be_opened_or_is_no_text_is_set_aside(tmp_path):
         os.rename(tmp_path / "c.parquet", os.fsencode(tmp_path) + b"/\xff.json")
         ((path, source),) = ingest.files(tmp_path)
         (row,) = ingest.read(path, source)
-        assert source == "?.json" and row["reason"].startswith(r"\udcff.json: byte ")
+        assert source == r"\udcff.json" and row["reason"].startswith(f"{source}: byte ")
         assert "is not UTF-8" in row["reason"]
 
 
@@ -336,6 +336,26 @@ def test_a_table_is_not_searched_by_an_encoder_that_changed_since(tmp_path, caps
     lake.make_table(place, {**ingest.encoder("local"), **SETTINGS, "max_length": 256}, 384)
     assert scale.main(["search", str(place), "clay"]) == 2
     assert "made with max_length 256, now 512; choose another table" in capsys.readouterr().err
+
+
+def test_an_index_is_made_and_compared_with_exact_search_from_the_command_line(tmp_path, stub, monkeypatch, capsys):
+    place, folder = tmp_path / "w", tmp_path / "in"
+    monkeypatch.setitem(globals(), "SETTINGS", {**ingest.encoder("local"), **SETTINGS})
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("\n".join(json.dumps(talk(f"t{i}", 60)) for i in range(12)))
+    run(folder, place)
+    assert scale.main(["recall", str(place), "sample"]) == 2  # no index yet
+    assert scale.main(["index", str(place), "--partitions", "2"]) == 0
+    assert scale.main(["recall", str(place), "sample", "--top", "5", "--probes", "2"]) == 0
+    out, err = capsys.readouterr()
+    count, asked = lake.open_table(place).count_rows(), len(corpus.load("sample").questions)
+    made, found, _, windows = out.splitlines()
+    assert made.startswith(f"IVF_SQ over {count:,} windows in ") and windows == f"windows: {count:,}"
+    assert found.startswith("recall@5 against exact: ") and found.endswith(f", {asked} questions")
+    assert 0.5 < float(found.split()[3]) <= 1 and "the table has no index; make it with" in err
+    (folder / "b.json").write_text(json.dumps({"conversations": [talk("b")]}))
+    assert scale.main(["recall", str(place), str(folder / "b.json")]) == 2
+    assert "has no questions to search with" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------- over Ray

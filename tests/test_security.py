@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import types
 
 import conftest
@@ -18,6 +17,7 @@ import nbformat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from servers import running
 
 from rawrag_utils import corpus, execution, lake, models, paths, report, results, run, weights
 from rawrag_utils.paths import ROOT, BadInput
@@ -319,15 +319,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    instance = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    instance.keys, instance.spiteful, instance.block_on_close = set(), 0, False
-    instance.handle_error = lambda *arguments: None
-    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield instance
-    instance.shutdown()
-    thread.join()
-    instance.server_close()
+    with running(Handler, keys=set(), spiteful=0) as instance:
+        yield instance
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import zipfile
 
 import numpy as np
 import pytest
 from conftest import use
+from servers import running
 from test_models import REVISION, flip, pinned, publish, refused, tiny_bert
 from test_packed import pack
 
@@ -416,15 +416,9 @@ def hub_url():
         def log_message(self, *arguments):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.content, server.limit = [], b"".join(PARTS), None
-    server.url = f"http://127.0.0.1:{server.server_port}/tiny-chat.gguf"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(Handler, asked=[], content=b"".join(PARTS), limit=None) as server:
+        server.url = f"http://127.0.0.1:{server.server_port}/tiny-chat.gguf"
+        yield server
 
 
 def test_the_hub_is_the_second_source(parts, served, hub_url, cache, capfd):
