@@ -22,7 +22,7 @@ from rawrag_utils import corpus as corpora
 from rawrag_utils import index, ingest, models
 from rawrag_utils.paths import BadInput
 
-LONGER = 2  # times the shorter one that the longer corpus of a rate is
+LONGER = 5  # times the shorter one that the longer corpus of a rate is: then it matters little which worker ends last
 SIZES = (2, 4, 8)  # times the corpus in small windows, many enough for several commits: does memory grow?
 SMALL = 64  # tokens of these
 TICK = 0.2  # seconds between two looks at memory
