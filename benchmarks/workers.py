@@ -1,6 +1,6 @@
 """The corpus path on Ray: one worker against two, and whether memory grows with the corpus.
 
-    python -m benchmarks.workers local 2 256 files/ lake/windows    two workers, windows of 256 tokens: a line of JSON
+    python -m benchmarks.workers local 2 256 0 files/ lake/windows    workers, tokens a window, 1 to watch memory
 
 Rates are those of the longer of two corpora beyond the shorter one, so that starting Ray and loading the model, which
 a long run does once, do not count.
@@ -29,7 +29,7 @@ TICK = 0.2  # seconds between two looks at memory
 
 
 def measured(loaded):
-    """Rows of path, profile, workers, size, windows, seconds and the memory of writer, largest worker and all."""
+    """Rows of path, profile, workers, size, windows, seconds; of some the memory of writer, largest worker and all."""
     for workers in (1, 2):  # what the machine gives to processes that share nothing
         yield bare(loaded.name, workers)
     corpus(loaded, "multilingual", 2, SMALL, 1)  # not counted: files that no one has read yet make a first start slow
@@ -37,7 +37,7 @@ def measured(loaded):
         for size in (1, LONGER):
             yield corpus(loaded, "local", workers, 256, size)
     for size in SIZES:
-        yield corpus(loaded, "multilingual", 2, SMALL, size)
+        yield corpus(loaded, "multilingual", 2, SMALL, size, watch=True)
 
 
 def bare(dataset, workers, count=128):
@@ -49,13 +49,17 @@ def bare(dataset, workers, count=128):
     return {"path": "bare", "profile": "local", "workers": workers, "windows": workers * count, "seconds": seconds}
 
 
-def corpus(loaded, profile, workers, tokens, size):
-    """`scale corpus` over `size` copies of a corpus, a JSON Lines file each, into a new table."""
+def corpus(loaded, profile, workers, tokens, size, watch=False):
+    """`scale corpus` over `size` copies of a corpus, a JSON Lines file each, into a new table.
+
+    Watching its memory takes a quarter of a core, so no rate is taken while it is watched.
+    """
     with tempfile.TemporaryDirectory() as folder:
         files = pathlib.Path(folder, "files")
         files.mkdir()
         write(growth.copies(loaded, size)[0], files)
-        row = measure.apart("workers", profile, workers, tokens, files, pathlib.Path(folder, "lake", "windows"))
+        place = pathlib.Path(folder, "lake", "windows")
+        row = measure.apart("workers", profile, workers, tokens, int(watch), files, place)
     return {"path": "corpus", "profile": profile, "workers": workers, "size": size, **row}
 
 
@@ -115,15 +119,17 @@ def main(profile, *arguments):
         models.embed(embedder, texts, cache=False)
         row = {"seconds": time.perf_counter() - started}
     else:
-        (workers, tokens), (folder, place) = map(int, arguments[:2]), arguments[2:]
+        (workers, tokens, watch), (folder, place) = map(int, arguments[:3]), arguments[3:]
         started = time.perf_counter()
-        tally, writer, largest, everything = watched(
-            lambda: ingest.corpus(folder, place, profile, tokens, tokens // 8, workers)
-        )
+
+        def work():
+            return ingest.corpus(folder, place, profile, tokens, tokens // 8, workers)
+
+        tally, *held = watched(work) if watch else (work(),)
         if set(tally.states) != {"added"}:
             raise BadInput(f"{folder}: not all conversations were added: {dict(tally.states)}, {tally.faults[:1]}")
         row = {"windows": tally.windows, "seconds": time.perf_counter() - started}
-        row |= {"bytes_writer": writer, "bytes_worker": largest, "bytes_all": everything}
+        row |= dict(zip(("bytes_writer", "bytes_worker", "bytes_all"), held, strict=False))  # held: all or none
     print(json.dumps(row))
 
 
