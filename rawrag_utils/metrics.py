@@ -189,7 +189,7 @@ def holm(p_values):
     adjusted, family = np.full(len(p), np.nan), np.flatnonzero(~np.isnan(p))
     order = family[np.argsort(p[family], kind="stable")]
     steps = p[order] * (len(order) - np.arange(len(order)))
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(steps)) if len(order) else []
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(steps))
     return adjusted
 
 

@@ -176,6 +176,14 @@ def test_turn_windows_are_centred_and_shorter_at_the_ends(before, after, turns):
     windows = chunking.turn_windows(doc, before, after)
     assert [(w["start_turn"], w["end_turn"]) for w in windows] == turns
     assert [w["content"] for w in windows] == ["\n".join(doc.lines[a : b + 1]) for a, b in turns]
+    assert [w["chunk_id"] for w in windows] == ["c_chunk_0", "c_chunk_1", "c_chunk_2"]
+    assert [w["chunk_index"] for w in windows] == [0, 1, 2]
+
+
+def test_without_neighbours_a_turn_window_is_its_line_and_a_window_brings_what_it_touches():
+    doc = chunking.document(talk("one", "two", "three"))
+    assert [w["content"] for w in chunking.turn_windows(doc)] == doc.lines
+    assert chunking.expand([{"start_turn": 1, "end_turn": 1}], turns=3) == [[1]]
 
 
 # ----------------------------------------------------------------------------------------------------------- expansion
