@@ -89,6 +89,24 @@ def test_a_turn_without_date_says_so():
     assert chunking.document(talk("Look", date=None)).lines == ["[undated] Nora: Look"]
 
 
+@pytest.mark.parametrize(
+    ("speaker", "line"), [("", "[12:05~12:40] High tide"), ("Nora", "[12:05~12:40] Nora: High tide")]
+)
+def test_a_segment_has_its_times_and_names_only_who_is_known(speaker, line):
+    turn = Turn("1", 1, None, "2024-03-02", speaker, "High tide", None, times=(725_900, 760_000))
+    assert chunking.turn_line(turn) == line
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "speakers"),
+    [("", "", ""), ("Nora", "", "Speaker A: Nora\nSpeaker B: \n"), ("", "阿哲", "Speaker A: \nSpeaker B: 阿哲\n")],
+)
+def test_the_header_names_speakers_where_there_are_any(a, b, speakers):
+    doc = chunking.document(Conversation("c", "c", a, b, talk("Hi").turns))
+    assert doc.header == f"Conversation ID: c\n{speakers}\n"
+    assert doc.conversation_id == "c"
+
+
 # ------------------------------------------------------------------------------------------------------------- windows
 
 
@@ -142,6 +160,16 @@ def test_content_is_the_characters_that_lie_wholly_in_the_window(conversation, s
         first = bisect.bisect_left(characters, tokens[window["start_token"]])
         last = bisect.bisect_right(characters, tokens[window["end_token"]]) - 1
         assert window["content"] == text[first:last]
+
+
+def test_windows_have_the_size_and_overlap_of_the_scheme_unless_told():
+    conversation = talk(*["clay " * 50] * 12)
+    doc = chunking.document(conversation, captions=False, dates=False)
+    assert chunking.chunk(conversation) == chunking.cut(chunking.document(conversation), 256, 32)
+    assert chunking.cut(doc) == chunking.chunk(conversation, 256, 32, captions=False, dates=False)
+    assert len(chunking.cut(doc)) > 2
+    first, *_ = chunking.recursive(chunking.document(talk("clay " * 600)))  # cut within the line
+    assert first["end_token"] == 256
 
 
 def test_a_character_of_several_tokens_may_be_in_no_window():
@@ -212,7 +240,10 @@ def test_expansion_gives_each_touched_turn_once_in_its_best_window(conversation,
 def test_a_size_that_would_not_move_on_is_refused(size, overlap):
     with pytest.raises(BadInput, match="CHUNK_SIZE=.*CHUNK_OVERLAP=") as error:
         chunking.chunk(talk("Hi"), size, overlap)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "the overlap must be a whole number from 0 to size − 1" in str(error.value)
+    if overlap == 0:
+        with pytest.raises(BadInput, match=f"CHUNK_SIZE={size}, CHUNK_OVERLAP=0:"):
+            chunking.recursive(chunking.document(talk("Hi")), size)
 
 
 def test_a_conversation_without_turns_is_refused():
@@ -272,3 +303,27 @@ def test_recursive_split_takes_lines_then_sentences_then_tokens():
     ]
     assert split("窯很熱。我們要等一等！好嗎？好", 18)[1] == "我們要等一等！好嗎？好\nN: end"
     assert len(split("clay " * 60, 16)) == 5
+
+
+LINES = st.lists(
+    st.sampled_from([*".!?…。！？)”」", " ", " ", "clay", "陶", "🦜", '."', "3.5", "\u3000"]), min_size=1, max_size=14
+)
+
+
+@PROPERTY
+@given(LINES.map("".join))
+def test_a_sentence_ends_with_the_token_that_holds_its_mark(line):
+    ends = []
+    for i, character in enumerate(line):
+        rest = line[i + 1 :]
+        if character in "。！？":
+            ends.append(i + 1 + (rest[:1] in ("」", "』")))
+        elif character in ".!?…":
+            closed = rest[:1] in ('"', "”", ")")
+            if rest[closed : closed + 1].isspace():
+                ends.append(i + 1 + closed)
+    tokens = chunking.encoding().encode_ordinary(line)
+    reached = list(itertools.accumulate(len(decode([t])) for t in tokens))
+    places = [len(line[:end].encode()) for end in ends]
+    expected = {next(n for n, r in enumerate(reached, 1) if r >= place) for place in places} | {len(tokens)}
+    assert chunking._sentence_ends(line).tolist() == sorted(expected)
