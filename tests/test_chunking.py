@@ -85,6 +85,12 @@ def test_captions_and_dates_are_choices(options, line):
     assert chunking.document(talk("Look", caption="a bowl"), **options).lines == [line]
 
 
+def test_a_line_has_caption_and_date_unless_told():
+    assert (
+        chunking.turn_line(talk("Look", caption="a bowl").turns[0]) == "[2024-03-02] Nora: Look [shared image: a bowl]"
+    )
+
+
 def test_a_turn_without_date_says_so():
     assert chunking.document(talk("Look", date=None)).lines == ["[undated] Nora: Look"]
 
@@ -163,7 +169,7 @@ def test_content_is_the_characters_that_lie_wholly_in_the_window(conversation, s
 
 
 def test_windows_have_the_size_and_overlap_of_the_scheme_unless_told():
-    conversation = talk(*["clay " * 50] * 12)
+    conversation = talk(*["clay " * 50] * 12, caption="a bowl")
     doc = chunking.document(conversation, captions=False, dates=False)
     assert chunking.chunk(conversation) == chunking.cut(chunking.document(conversation), 256, 32)
     assert chunking.cut(doc) == chunking.chunk(conversation, 256, 32, captions=False, dates=False)
@@ -303,6 +309,14 @@ def test_recursive_split_takes_lines_then_sentences_then_tokens():
     ]
     assert split("窯很熱。我們要等一等！好嗎？好", 18)[1] == "我們要等一等！好嗎？好\nN: end"
     assert len(split("clay " * 60, 16)) == 5
+
+
+def test_a_line_that_just_fits_is_not_split_to_fill_the_window_before():
+    doc = chunking.document(talk("Hi", "The kiln is hot. " * 12 + "We wait."))
+    size = doc.turn_spans[1][1] - doc.turn_spans[0][1]  # the second line and the newline before it
+    windows = chunking.recursive(doc, size)
+    assert [(w["start_turn"], w["end_turn"]) for w in windows] == [(0, 0), (1, 1)]
+    assert [w["chunk_id"] for w in windows] == ["c_chunk_0", "c_chunk_1"]
 
 
 LINES = st.lists(

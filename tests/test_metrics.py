@@ -274,6 +274,12 @@ def test_jackknife_by_hand():
     )
 
 
+def test_the_level_of_an_interval_is_a_choice():
+    # The error of the doctest's five values is .2449; t(.95, 4) = 2.1318.
+    found = metrics.interval([1, 0, 1, 1, 0], list("abcde"), level=0.9)
+    assert found == pytest.approx((0.6, 0.6 - 2.1318 * 0.24495, 0.6 + 2.1318 * 0.24495), abs=1e-4)
+
+
 def test_with_clusters_of_one_the_error_is_that_of_the_mean():
     values = np.random.default_rng(0).normal(size=20)
     _, error, _ = metrics.jackknife(values, range(20))
