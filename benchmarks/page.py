@@ -34,6 +34,18 @@ def short(value, digits=3):
     return f"{rounded:,.0f}" if abs(rounded) >= 10 ** (digits - 1) or rounded == int(rounded) else f"{rounded:g}"
 
 
+def large(value):
+    """A large number in words that can be read.
+
+    >>> large(193_301_000), large(4.8e10), large(1.18e18)
+    ('193 million', '48 billion', '1.18 · 10^18')
+    """
+    if value >= 1e12:
+        power = int(np.floor(np.log10(value)))
+        return f"{short(value / 10**power)} · 10^{power}"
+    return f"{short(value / 1e9)} billion" if value >= 1e9 else f"{short(value / 1e6)} million"
+
+
 def seconds(value):
     """A time in the unit that fits.
 
@@ -52,17 +64,16 @@ def seconds(value):
 def machine():
     record = report.results.read_run(FOLDER / "ratios.run.json")
     words, device, packages = record["parameters"]["machine"], record["device"], record["packages"]
+    limits = read("limits").set_index("name")["value"]
     found = {
         "processor": f"{words['processor']}, {words['cores']} cores, {device['cpu_capability']}",
-        "memory": f"{words['memory_gb']} GB",
+        "memory": f"{words['memory_gb']} GB, read at {short(limits['memory_bytes_per_s'] / 1e9)} GB a second",
+        "disk": f"written at {short(limits['disk_bytes_per_s'] / 1e9)} GB a second",
         "system": words["system"],
         "PyTorch": f"{packages['torch']}, {device['threads']} threads",
     }
-    limits = read("limits").set_index("name")["value"]
     for name in ("float32", "bfloat16"):
-        found[f"products of matrices, {name}"] = f"{short(limits[f'flops_{name}'] / 1e9)} billion operations a second"
-    for name in ("memory", "disk"):
-        found[f"{name}"] = found.get(name, "") + f"{short(limits[f'{name}_bytes_per_s'] / 1e9)} GB/s"
+        found[f"products of matrices, {name}"] = f"{large(limits[f'flops_{name}'])} operations a second"
     return pd.Series(found, name="here").to_frame()
 
 
@@ -71,9 +82,9 @@ def ratios(part="ratios"):
     spread = [f"{short(a)} to {short(b)}" for a, b in zip(rows["ratio_low"], rows["ratio_high"], strict=True)]
     return pd.DataFrame(
         {
-            "takes": rows["seconds"].map(seconds),
+            "ours": rows["seconds"].map(seconds),
             "baseline": rows["baseline"],
-            "takes ": rows["baseline_seconds"].map(seconds),
+            "theirs": rows["baseline_seconds"].map(seconds),
             "ratio": rows["ratio"].map(short),
             "in each turn": spread,
             "wanted": rows["bound"].fillna(""),
@@ -199,7 +210,9 @@ def capacity():
     """A corpus of 10^9 turns from these figures: a row a quantity."""
     limits, grown, search = read("limits").set_index("name")["value"], read("growth"), read("search")
     windows = TURNS * limits["windows"] / limits["turns"]
-    rate = _slope(read("workers").query("path == 'corpus' and profile == 'local' and workers == 1"))
+    workers = read("workers")
+    one = workers[(workers["path"] == "corpus") & (workers["profile"] == "local") & (workers["workers"] == 1)]
+    rate = _slope(one)
     chunk = grown[grown["stage"] == "chunk"].iloc[-1]
     largest = search[search["windows"] == search["windows"].max()].set_index("search")
     more = windows / search["windows"].max()
@@ -207,13 +220,13 @@ def capacity():
     exact, index = (largest.loc[name, "ms_median"] / 1e3 * more for name in ("exact", "IVF_SQ"))
     operations = limits["encoder_flops_a_window"] * windows
     found = {
-        "windows": short(windows),
-        "tokens (cl100k)": short(windows * limits["tokens_a_window"]),
+        "windows": large(windows),
+        "tokens (cl100k)": large(windows * limits["tokens_a_window"]),
         "cutting and mapping, one core": seconds(chunk["seconds"] / chunk["count"] * windows),
-        "embedding, one core of this machine": f"{short(windows / rate / 86400 / 365)} years",
+        "embedding, one core of this machine": seconds(windows / rate),
         "embedding, 1,000 such cores": seconds(windows / rate / 1000),
-        "the encoder's arithmetic": f"{short(operations)} operations",
-        "embedding, one accelerator that sustains 10^14 of them a second": seconds(operations / ACCELERATOR),
+        "the encoder's arithmetic": f"{large(operations)} operations",
+        "embedding, one accelerator that sustains 10^14 of these a second": seconds(operations / ACCELERATOR),
         "vectors, float32": f"{short(vectors / 1e9)} GB",
         "codes of the index, one byte a dimension": f"{short(codes / 1e9)} GB",
         "texts": f"{short(limits['bytes_a_window'] * windows / 1e9)} GB",

@@ -115,7 +115,7 @@ def compared(table, questions, vectors, between):
     yield row("exact, one conversation", timed(table, questions, vectors)[1])
     dates = dict.fromkeys((q.question_id for q in questions), between)
     dated, milliseconds = timed(table, questions, vectors, everywhere=True, dates=dates)
-    yield row("exact, one month", milliseconds)
+    yield row("exact, thirty days", milliseconds)
     for kind in KINDS:
         if (kind, table.count_rows()) in SLOW:
             continue
@@ -126,7 +126,7 @@ def compared(table, questions, vectors, between):
         yield row(kind, milliseconds, lake.recall(exact, found).mean(), built)
         if kind == KINDS[0]:
             found, milliseconds = timed(table, questions, vectors, everywhere=True, approximate=True, dates=dates)
-            yield row(f"{kind}, one month", milliseconds, lake.recall(dated, found).mean(), built)
+            yield row(f"{kind}, thirty days", milliseconds, lake.recall(dated, found).mean(), built)
 
 
 def month(loaded):

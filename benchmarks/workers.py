@@ -1,13 +1,12 @@
 """The corpus path on Ray: one worker against two, and whether memory grows with the corpus.
 
-    python -m benchmarks.workers local 2 files/    cuts and embeds a folder with two workers: a line of JSON
+    python -m benchmarks.workers local 2 256 files/ lake/windows    two workers, windows of 256 tokens: a line of JSON
 
 Rates are those of the longer of two corpora beyond the shorter one, so that starting Ray and loading the model, which
 a long run does once, do not count.
 """
 
 import concurrent.futures
-import dataclasses
 import json
 import pathlib
 import sys
@@ -21,22 +20,23 @@ import psutil
 from benchmarks import growth, measure
 from rawrag_utils import index, ingest, models
 
-SHARE = 2  # conversations of the corpus that the shorter run of a rate has; the longer one has LONGER times as many
-LONGER = 4
+LONGER = 2  # times the shorter one that the longer corpus of a rate is
+SIZES = (2, 4, 8)  # times the corpus in small windows, many enough for several commits: does memory grow?
+SMALL = 64  # tokens of these
 TICK = 0.2  # seconds between two looks at memory
 
 
 def measured(loaded):
     """Rows of path, profile, workers, size, windows, seconds and the memory of writer, largest worker and all."""
-    some = dataclasses.replace(loaded, conversations=loaded.conversations[:SHARE], questions=())
     texts = index.contents(index.build(loaded.conversations))
     for workers in (1, 2):  # what the machine gives to processes that share nothing
         yield bare(workers, texts)
+    corpus(loaded, "multilingual", 2, SMALL, 1)  # not counted: files that no one has read yet make a first start slow
     for workers in (1, 2):
         for size in (1, LONGER):
-            yield corpus(some, "local", workers, size)
-    for size in growth.SIZES:
-        yield corpus(loaded, "multilingual", 2, size)
+            yield corpus(loaded, "local", workers, 256, size)
+    for size in SIZES:
+        yield corpus(loaded, "multilingual", 2, SMALL, size)
 
 
 def bare(workers, texts, count=128):
@@ -48,13 +48,13 @@ def bare(workers, texts, count=128):
     return {"path": "bare", "profile": "local", "workers": workers, "windows": workers * count, "seconds": seconds}
 
 
-def corpus(loaded, profile, workers, size):
+def corpus(loaded, profile, workers, tokens, size):
     """`scale corpus` over `size` copies of a corpus, a JSON Lines file each, into a new table."""
     with tempfile.TemporaryDirectory() as folder:
         files = pathlib.Path(folder, "files")
         files.mkdir()
         write(growth.copies(loaded, size)[0], files)
-        row = measure.apart("workers", profile, workers, files, pathlib.Path(folder, "lake", "windows"))
+        row = measure.apart("workers", profile, workers, tokens, files, pathlib.Path(folder, "lake", "windows"))
     return {"path": "corpus", "profile": profile, "workers": workers, "size": size, **row}
 
 
@@ -115,10 +115,10 @@ def main(profile, *arguments):
         models.embed(embedder, texts, cache=False)
         row = {"seconds": time.perf_counter() - started}
     else:
-        workers, folder, place = arguments
+        (workers, tokens), (folder, place) = map(int, arguments[:2]), arguments[2:]
         started = time.perf_counter()
         tally, writer, largest, everything = watched(
-            lambda: ingest.corpus(folder, place, profile, workers=int(workers))
+            lambda: ingest.corpus(folder, place, profile, tokens, tokens // 8, workers)
         )
         row = {"windows": tally.windows, "seconds": time.perf_counter() - started}
         row |= {"bytes_writer": writer, "bytes_worker": largest, "bytes_all": everything}

@@ -52,7 +52,7 @@ def ask(config, client, messages, request):
         return _read(raw.parse(), messages), raw.retries_taken
     except openai.OpenAIError as error:
         reason = _reason(config, error)
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except models.MALFORMED:
         reason = "the endpoint's answer is no chat completion"
     raise BadInput(f"{config.model}: {reason}; {KEPT}")  # out here, so that the server's words are not its context
 

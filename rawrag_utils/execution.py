@@ -26,6 +26,9 @@ class Dry(Exception):
 class Failed(Exception):
     """A notebook that began and did not end well. The message is one line."""
 
+    def __init__(self, message):
+        super().__init__(paths.printable(message))
+
 
 class Died(Failed):
     """A notebook whose kernel was killed: another time it may end well."""
@@ -219,6 +222,7 @@ def where(path):
 
 def say(text, log=None, end="\n"):
     """A line on stderr; with end="" one that the next is drawn over, where stderr is a terminal."""
+    text = paths.printable(text)
     if sys.stderr.isatty():
         text = f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1] if not end else text}"
     print(text, file=sys.stderr, end=end if sys.stderr.isatty() else "\n", flush=True)

@@ -14,6 +14,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -29,6 +30,7 @@ from rawrag_utils.execution import Dry, Failed, say
 from rawrag_utils.paths import BadInput
 
 ENGINES = ("local", "ray")
+MOST = 10_000  # combinations of an entry: more are a slip of the pen, and hours before the first one starts
 RETRIES = 2  # times a run is started again whose process or kernel was killed
 OBJECT_STORE = 500_000_000  # bytes of shared memory of an embedded Ray: what streams through it is small
 STARTS = 3  # times an embedded Ray is started: its parts wait 15 s for each other, too short for a cold or busy disk
@@ -68,10 +70,14 @@ def combinations(given, defaults):
     """
 
     def values(name, value):
+        if not isinstance(value, list):
+            return [value]
         kept_whole = isinstance(defaults.get(name), list) and not (value and all(isinstance(v, list) for v in value))
-        return [value] if not isinstance(value, list) or kept_whole else value
+        return [value] if kept_whole else value
 
     axes = [[(name, v) for v in values(name, value)] for name, value in given.items()]
+    if (count := math.prod(map(len, axes))) > MOST:
+        raise BadInput(f"{count:,} combinations; a grid may have {MOST:,}, give its axes fewer values")
     return [dict(chosen) for chosen in itertools.product(*axes)]
 
 
@@ -82,7 +88,7 @@ def read(file):
     not move on.
     """
     file, steps = paths.resolve(file), {}
-    entries = run.read_yaml(file)
+    entries = paths.read_yaml(file)
     if not isinstance(entries, list) or not entries:
         raise BadInput(f"{paths.relative(file)}: wanted a list of {{notebook: NAME, parameters: {{NAME: [values]}}}}")
     for number, entry in enumerate(entries, 1):
@@ -252,7 +258,7 @@ def cluster(processors):
             if not left:
                 place = f"RAY_ADDRESS={address}" if address else "Ray"
                 reason = str(error).partition("\n")[0][:200]
-                remedy = "correct it or RAY_AUTH_MODE, or unset it to embed Ray"
+                remedy = "correct it, RAY_AUTH_MODE or the token, or unset it to embed Ray"
                 raise BadInput(f"{place}: no cluster ({reason}); {remedy if address else 'run again'}") from error
     try:
         yield ray

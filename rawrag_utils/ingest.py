@@ -15,12 +15,14 @@ import os
 import pathlib
 import time
 
-from rawrag_utils import chunking, grid, lake, models, own_form, paths
+from rawrag_utils import chunking, dialogue, grid, lake, lectures, models, own_form, paths
 from rawrag_utils import corpus as corpora
 from rawrag_utils.execution import say
 from rawrag_utils.paths import BadInput
 
-CONVERSATIONS = 16  # handed to a worker at a time: enough windows to fill its batches
+KINDS = (".json", ".jsonl", ".parquet", *lectures.ENDINGS)
+CONVERSATIONS = 2  # handed to a worker at a time: few, so that no worker waits for another at the end …
+CONVERSATIONS_GPU = 32  # … but a GPU wants enough windows to fill its batches
 COMMIT_BYTES = 20_000_000  # of windows added to the table at a time (8,000 windows of 384 dimensions) …
 COMMIT_SECONDS = 60  # … or what came by then: what a killed run loses
 TIDY = 32  # commits between two times of merging what they left behind
@@ -31,13 +33,26 @@ FAULTS = 1000  # noted in the table beside it; more are counted only
 
 
 def files(folder):
-    """(path, its name below `folder`) of all .json, .jsonl and .parquet files there, sorted. Raises `BadInput`."""
+    """(path, its name below `folder`) of all files there with an ending of `KINDS`, sorted. Raises `BadInput`.
+
+    The questions about lectures beside their subtitles are no conversations and left out.
+    """
     root = paths.resolve(folder)
-    kinds = (".json", ".jsonl", ".parquet")
-    found = sorted(p for p in root.rglob("*") if p.suffix in kinds and p.is_file()) if root.is_dir() else [root]
-    if not found or not found[0].is_file():
-        raise BadInput(f"{paths.relative(root)}: no .json, .jsonl or .parquet file; name the folder that has them")
-    return [(str(p), p.relative_to(root).as_posix() if root.is_dir() else p.name) for p in found]
+    listed = root.rglob("*") if root.is_dir() else [root]
+    found = sorted(p for p in listed if p.suffix.lower() in KINDS and p.is_file() and not _questions(p))
+    if not found:
+        raise BadInput(f"{paths.relative(root)}: no file in {', '.join(KINDS)}; name the folder that has some")
+    names = [p.relative_to(root).as_posix() if root.is_dir() else p.name for p in found]
+    # A file's name may be no text: it travels as bytes, and is told with a mark for what cannot be read.
+    return [(os.fsencode(p), _sound(name)) for p, name in zip(found, names, strict=True)]
+
+
+def _sound(text):
+    return text.encode("utf-8", "replace").decode()
+
+
+def _questions(path):
+    return path.name == lectures.QUESTIONS_FILE and lectures.holds(path.parent)
 
 
 def read(path, source):
@@ -45,14 +60,15 @@ def read(path, source):
 
     `conversation` is a `corpus.Conversation` as JSON, `reason` why it cannot be read; the other is empty. JSON Lines
     and Parquet hold one conversation in the own form a line or a row, and are read piece by piece; a JSON file is read
-    as a whole and may have any shape that `corpus.load` knows.
+    as a whole and may have any shape that `corpus.load` knows. A subtitle file is one conversation.
     """
     import orjson
 
-    path, size, seen = pathlib.Path(path), os.path.getsize(path), set()
-    one = {"source": source, "place": "", "share": float(size), "conversation": b"", "reason": ""}
+    path, seen = pathlib.Path(os.fsdecode(path)), set()
+    one = {"source": source, "place": "", "share": 0.0, "conversation": b"", "reason": ""}
     try:
-        for place, share, item in _items(path):
+        one["share"] = size = float(os.path.getsize(path))
+        for place, share, item in _items(path, source):
             found = {**one, "place": place, "share": share * size}
             try:
                 conversation = item if isinstance(item, corpora.Conversation) else _checked(item)
@@ -61,17 +77,24 @@ def read(path, source):
                 seen.add(conversation.conversation_id)
                 yield {**found, "conversation": orjson.dumps(conversation)}
             except (BadInput, orjson.JSONEncodeError) as error:  # the latter of half a character, which is no text
-                yield {**found, "reason": str(error)}
+                yield {**found, "reason": _sound(str(error))}
+    except OSError as error:  # it is gone, or not ours to read
+        yield {**one, "reason": f"{source}: cannot be read ({error.strerror}); check that it is there, and its rights"}
     except BadInput as error:
-        yield {**one, "reason": str(error)}
+        yield {**one, "reason": _sound(str(error))}
 
 
-def _items(path):
+def _items(path, source):
     """(place, share of the file, conversation as the file has it) of a file, one after the other."""
-    if path.suffix == ".parquet":
+    kind = path.suffix.lower()
+    if kind == ".parquet":
         return _parquet_rows(path)
-    if path.suffix == ".jsonl":
+    if kind == ".jsonl":
         return _json_lines(path)
+    if kind in lectures.ENDINGS:
+        (talk,) = corpora.load(str(path)).conversations
+        name = dialogue.label(source.replace("/", "_"))  # with its folders, for each may hold a talk.srt
+        return [("", 1, dataclasses.replace(talk, conversation_id=name, source_id=name))]
     try:
         content = corpora.parse(path)
         own = corpora.is_own(content) and isinstance(content["conversations"], list)
@@ -100,10 +123,10 @@ def _parquet_rows(path):
     try:
         with pq.ParquetFile(path) as file:
             count = file.metadata.num_rows
-            rows = (row for batch in file.iter_batches(batch_size=CONVERSATIONS) for row in batch.to_pylist())
+            rows = (row for batch in file.iter_batches(batch_size=CONVERSATIONS_GPU) for row in batch.to_pylist())
             for number, row in enumerate(rows):
                 yield f"row {number}", 1 / count, _without_nulls(row)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{path.name}: not a Parquet file that can be read ({reason}); write it again") from error
 
@@ -115,6 +138,8 @@ def _without_nulls(row):
 def _checked(item):
     from pydantic import ValidationError
 
+    if isinstance(item, dict):  # questions are not looked at
+        item = {name: value for name, value in item.items() if name != "questions"}
     try:
         return corpora.from_own(own_form.Conversation.model_validate(item))
     except ValidationError as error:
@@ -226,6 +251,7 @@ class Tally:
     windows: int = 0
     faults: list = dataclasses.field(default_factory=list)
     read: float = 0.0
+    first: tuple = ()  # (time, read) when the first conversation had come: until then workers were started
     started: float = dataclasses.field(default_factory=time.monotonic)
 
 
@@ -235,7 +261,8 @@ def corpus(folder, place, profile="local", size=256, overlap=32, workers=None, t
     `workers` embed at a time, each on `threads` processors and `gpus` GPUs. What the table holds already is left as it
     is, a conversation that changed in its file is replaced, one that cannot be read is noted in the table
     `<name>_set_aside` with its reason. Memory depends on the largest conversation (and JSON file), not on the corpus.
-    Raises `BadInput` for input that concerns all: no files, another profile than the table's, no weights.
+    Raises `BadInput` for input that concerns all: no files, another profile than the table's, no weights, and where
+    another run writes to the table, which only a local one shows: to one in an object store, run one at a time.
     """
     chunking.check_size(size, overlap)
     found, settings = files(folder), {**encoder(profile), "CHUNK_SIZE": size, "CHUNK_OVERLAP": overlap}
@@ -243,7 +270,8 @@ def corpus(folder, place, profile="local", size=256, overlap=32, workers=None, t
         raise BadInput(f"workers {workers}, threads {threads}: whole numbers from 1")
     workers = workers or max(1, (os.cpu_count() or 1) // threads)
     tally, total = Tally(), sum(os.path.getsize(p) for p, _ in found) or 1
-    with grid.cluster(workers * threads) as ray:  # before LanceDB wakes up: its threads do not survive Ray's forks
+    # Ray before LanceDB wakes up, whose threads do not survive Ray's forks.
+    with lake.writing(place), grid.cluster(workers * threads) as ray:
         lake.find_table(place, settings)
         try:
             passing = _streamed(ray, found, place, settings, workers, threads, gpus)
@@ -271,7 +299,7 @@ def _streamed(ray, found, place, settings, workers, threads, gpus):
     return rows.map_batches(
         Windows,
         fn_constructor_kwargs=told,
-        batch_size=CONVERSATIONS,
+        batch_size=CONVERSATIONS_GPU if gpus else CONVERSATIONS,
         batch_format="pyarrow",
         compute=pool,
         num_cpus=threads,
@@ -284,8 +312,19 @@ def _read_row(row):
 
 
 def _written(passing, place, settings, tally, total):
-    """The one writer: gathers conversations and commits them, says how far it is."""
+    """The one writer: gathers conversations and commits them, says how far it is.
+
+    Where the stream breaks off, what came before is committed first.
+    """
     table, pending, size = lake.find_table(place, settings), {}, 0
+    broken = []
+
+    def arriving():
+        try:
+            yield from (row for batch in passing for row in batch.to_pylist())
+        except Exception as error:
+            broken.append(error)
+
     said = committed = time.monotonic()
     commits = itertools.count(1)
 
@@ -300,8 +339,9 @@ def _written(passing, place, settings, tally, total):
                 lake.tidy(table)
         pending, size, committed = {}, 0, time.monotonic()
 
-    for one in (row for batch in passing for row in batch.to_pylist()):
+    for one in arriving():
         tally.read += one["share"]
+        tally.first = tally.first or (time.monotonic(), tally.read)
         if one["name"] in pending:
             _decide(one, {one["name"]: (pending[one["name"]]["digest"], pending[one["name"]]["source"])})
         if one["windows"] and one["state"] in ("added", "replaced"):
@@ -315,6 +355,8 @@ def _written(passing, place, settings, tally, total):
             said = time.monotonic()
             say(progress(tally, total))
     commit()
+    if broken:
+        raise broken[0]
     if table is not None:
         lake.tidy(table)
 
@@ -341,18 +383,18 @@ def _count(one, tally):
 
 
 def progress(tally, total):
-    """One line: what was done, the share of bytes read, and about how long the rest takes.
+    """One line: what was done, the share of bytes read, and about how long the rest takes, at the rate since `first`.
 
-    >>> tally = Tally(collections.Counter({"added": 2}), windows=190, read=50.0, started=time.monotonic() - 60)
+    >>> tally = Tally(collections.Counter({"added": 2}), windows=190, read=55.0, first=(time.monotonic() - 60, 5.0))
     >>> progress(tally, 100)
-    '190 windows added; 2 added; 50 % read, about 1 min left'
+    '190 windows added; 2 added; 55 % read, about 1 min left'
     """
-    states = ", ".join(f"{n:,} {state}" for state, n in tally.states.items())
-    share = min(1.0, tally.read / total)
-    left = (time.monotonic() - tally.started) * (1 - share) / share if share else 0
-    return f"{tally.windows:,} windows added; {states}; {share:.0%} read".replace("%", " %") + (
-        f", about {left / 60:.0f} min left" if left >= 60 or share < 1 and left > 30 else ""
-    )
+    states = ", ".join(f"{n:,} {state}" for state, n in tally.states.items()) or "none finished"
+    since, before = tally.first or (time.monotonic(), tally.read)
+    done, rest = tally.read - before, max(0.0, total - tally.read)
+    left = (time.monotonic() - since) * rest / done / 60 if done > 0 else 0
+    share = f"{min(1.0, tally.read / total):.0%}".replace("%", " %")
+    return f"{tally.windows:,} windows added; {states}; {share} read" + (f", about {left:.0f} min left" * (left >= 0.5))
 
 
 def _cause(error):

@@ -5,8 +5,10 @@ conversation also carries what belongs to the whole of it (`FIRST`): a digest, w
 conversation is added in one commit or not at all, so what was killed half-way needs no repair.
 """
 
+import contextlib
 import datetime
 import os
+import pathlib
 import re
 
 import numpy as np
@@ -108,18 +110,44 @@ def open_table(place):
     return table
 
 
-def make_table(place, settings, dimensions):
-    """A new, empty table at `place` for vectors of so many `dimensions`."""
-    from lancedb.index import BTree
+@contextlib.contextmanager
+def writing(place):
+    """Hold the table at `place` as long as the block lasts: raises `BadInput` where another process writes to it.
+
+    A table in an object store has no lock file: there, only one run at a time may write to it.
+    """
+    import filelock
 
     database, name = split_place(place)
-    table = _connect(database).create_table(name, schema=schema(dimensions, settings), exist_ok=True)
-    table.create_index("conversation_id", config=BTree())  # every look-up and every filter goes by it
+    if "://" in database:
+        yield
+        return
+    lock = filelock.FileLock(pathlib.Path(database) / f".{name}.lock", timeout=0)
+    try:
+        os.makedirs(database, exist_ok=True)
+        held = lock.acquire()
+    except filelock.Timeout as error:
+        raise BadInput(f"{_said(place)}: another run is writing to it; wait for it, then run again") from error
+    except OSError as error:
+        raise BadInput(f"{_said(place)}: cannot be written ({error.strerror}); choose another place") from error
+    with held:
+        yield
+
+
+def make_table(place, settings, dimensions):
+    """A new, empty table at `place` for vectors of so many `dimensions`."""
+    database, name = split_place(place)
+    connection = _connect(database)
+    from lancedb.index import BTree  # once its log is quiet
+
+    with _working(name, "made"):
+        table = connection.create_table(name, schema=schema(dimensions, settings), exist_ok=True)
+        table.create_index("conversation_id", config=BTree())  # every look-up and every filter goes by it
     return table
 
 
 def _connect(database):
-    os.environ.setdefault("LANCE_LOG", "error")  # it warns of small tables and of its own next release
+    os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of new tables and of its own next release
     try:
         import lancedb
     except ImportError as error:
@@ -140,7 +168,18 @@ def _found(connection, name):
 
 
 def _one_line(error):
-    return " ".join(str(error).split())[:200]
+    said = re.sub(r"(, )?/\S+\.rs:\d+:\d+", "", " ".join(str(error).split()))  # where in its own source it was raised
+    return said.removeprefix("lance error: ")[:200]
+
+
+@contextlib.contextmanager
+def _working(name, doing):
+    """What LanceDB raises, as one line: no space, no rights, a table that somebody deleted."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        remedy = "free space, mend rights or, where files of it are missing, delete it; then run again to go on"
+        raise BadInput(f"table {name}: cannot be {doing} ({_one_line(error)}); {remedy}") from error
 
 
 def _said(place):
@@ -169,8 +208,9 @@ def known(table, names):
     """{conversation id: (digest, source)} of those of `names` that the table holds."""
     if not names:
         return {}
-    query = table.search().where(f"chunk_index = 0 AND {_among(names)}")
-    found = query.select(["conversation_id", "digest", "source"]).limit(len(names)).to_arrow().to_pylist()
+    with _working(table.name, "read"):
+        query = table.search().where(f"chunk_index = 0 AND {_among(names)}")
+        found = query.select(["conversation_id", "digest", "source"]).limit(len(names)).to_arrow().to_pylist()
     return {row["conversation_id"]: (row["digest"], row["source"]) for row in found}
 
 
@@ -178,15 +218,17 @@ def write(table, conversations, replaced=()):
     """Add the Arrow tables of some conversations in one commit, once those `replaced` (ids) are removed."""
     import pyarrow as pa
 
-    if replaced:  # before: killed in between, they are missing and come with the next run, and never stand there twice
-        table.delete(_among(replaced))
-    if conversations:
-        table.add(pa.concat_tables(conversations))
+    with _working(table.name, "written"):
+        if replaced:  # first: killed in between, they are missing and come with the next run, never there twice
+            table.delete(_among(replaced))
+        if conversations:
+            table.add(pa.concat_tables(conversations))
 
 
 def tidy(table):
     """Merge small fragments, bring indices up to date, drop old versions: what many commits leave behind."""
-    table.optimize(cleanup_older_than=KEEP)
+    with _working(table.name, "written"):
+        table.optimize(cleanup_older_than=KEEP)
 
 
 def set_aside(place, faults=None):
@@ -197,7 +239,8 @@ def set_aside(place, faults=None):
     connection = _connect(database)
     if faults is not None:
         fields = pa.schema([(f, pa.string()) for f in ("source", "place", "reason")])
-        connection.create_table(name + SET_ASIDE, pa.Table.from_pylist(faults, fields), mode="overwrite")
+        with _working(name + SET_ASIDE, "written"):
+            connection.create_table(name + SET_ASIDE, pa.Table.from_pylist(faults, fields), mode="overwrite")
     table = _found(connection, name + SET_ASIDE)
     return [] if table is None else table.to_arrow().to_pylist()
 
@@ -217,13 +260,13 @@ def where(conversation=None, between=(None, None)):
     start, end = (str(d) if d else None for d in between)
     parts = [f"conversation_id = {_quoted(conversation)}"] if conversation is not None else []
     if end:
-        parts.append(f"first_date <= '{end}'")
+        parts.append(f"first_date <= {_quoted(end)}")
     if start:
-        parts.append(f"last_date >= '{start}'")
+        parts.append(f"last_date >= {_quoted(start)}")
     if start and end:
         up_to, before = (
-            f"array_position(array_sort(array_append(dates, '{day}')), '{day}')"
-            for day in (f"{end}~", start)  # the mark stands behind the day itself
+            f"array_position(array_sort(array_append(dates, {day})), {day})"
+            for day in map(_quoted, (f"{end}~", start))  # the mark stands behind the day itself
         )
         parts.append(f"{up_to} > {before}")
     return " AND ".join(parts)
@@ -234,8 +277,9 @@ def search(table, questions, vectors, top=15, dates=None, everywhere=False, appr
 
     Each question's own conversation is searched, or `everywhere`; `dates` as in `retrieval`. What does not match is
     left out before ranking. Exact unless `approximate`, which goes through the index of `build_index`: `probes` of its
-    partitions, and `refine` times as many windows as asked for compared by their whole vectors. Scores are those of
-    float64 products, ties stand by chunk index. Raises `BadInput` for vectors, dates and numbers that do not fit.
+    partitions (all of them where a filter leaves windows out), and `refine` times as many windows as asked for
+    compared by their whole vectors. Scores are those of float64 products, ties stand by chunk index. Raises
+    `BadInput` for vectors, dates and numbers that do not fit.
     """
     if min(top, probes, refine) < 1:
         raise BadInput(f"top {top}, probes {probes}, refine {refine}: whole numbers from 1")
@@ -269,14 +313,15 @@ def _nearest(table, vector, condition, top, effort):
         query = query.select(["chunk_id", "vector", "_distance"])
         if condition:
             query = query.where(condition, prefilter=True)
-        query = query.nprobes(effort[0]).refine_factor(effort[1]) if effort else query.bypass_vector_index()
-        found = query.to_arrow()
-        if effort and condition and len(found) < limit:  # a narrow filter leaves few windows a partition
-            found = query.maximum_nprobes(0).to_arrow()  # so all of them are searched
-        found = _candidates(found, vector)
+        if effort is None:
+            query = query.bypass_vector_index()
+        else:  # the nearest partitions may hold few windows that match a filter: then none is left out (0)
+            probes, refine = effort
+            query = query.minimum_nprobes(probes).maximum_nprobes(0 if condition else probes).refine_factor(refine)
+        found = _candidates(query.to_arrow(), vector)
         # As many equal windows as were fetched: the one with the least index may not be among them.
         tied = len(found) == limit and found["score"].iloc[top - 1] - found["score"].iloc[-1] < 1e-6
-        if effort or not tied:
+        if effort is not None or not tied:
             return found[:top]
         limit *= 4
 

@@ -19,7 +19,6 @@ import time
 from typing import Literal
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rawrag_utils import paths, store, weights
@@ -29,6 +28,8 @@ BATCH_TOKENS = 4096  # tokens a forward pass; on a CPU 1,024 to 16,384 are equal
 BATCH_TOKENS_GPU = 65536
 PULSE = 10  # seconds between two lines about work that goes on
 _COUNTING = threading.Lock()
+# What reading an answer of another form than agreed raises: lists for objects, text for numbers, a thousand brackets.
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError, RecursionError)
 RETRIES, TIMEOUT = 5, 60  # of a request to an endpoint: how often again (waits double, Retry-After is heeded), seconds
 LARGEST = 64 << 20  # bytes that an endpoint's answer may have; 128 vectors of 4,096 numbers take 12 million
 
@@ -146,12 +147,7 @@ def _blocks(name, heirs=()):
     path = _files().get(name)
     if path is None:
         raise BadInput(f"PROFILE={name}: no such profile; there are {', '.join(profiles())} in notebooks/params")
-    try:
-        blocks = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        place = f"line {error.problem_mark.line + 1}: " if getattr(error, "problem_mark", None) else ""
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise BadInput(f"{paths.relative(path)}: {place}not YAML ({reason})") from error
+    blocks = paths.read_yaml(path)
     if not (isinstance(blocks, dict) and "extends" in blocks):
         return blocks
     base = str(blocks.pop("extends"))
@@ -310,7 +306,9 @@ def _load_sentence_transformer(embedder):
     folder = weights.encoder_folder(config)
     try:
         model = SentenceTransformer(
-            folder, device=embedder.device, model_kwargs={"dtype": getattr(torch, embedder.dtype)}
+            folder,
+            device=embedder.device,
+            model_kwargs={"dtype": getattr(torch, embedder.dtype), "use_safetensors": True},
         )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
@@ -511,20 +509,23 @@ def _request(embedder, client, pieces):
     try:
         answer = client.embeddings.create(model=model, input=inputs, encoding_format="float")
         read = answer.usage.prompt_tokens if answer.usage else sum(tokens for _, tokens in pieces)
+        with np.errstate(over="ignore"):  # infinite, and refused as that
+            vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
         with _COUNTING:
-            embedder.prompt_tokens += read
-        vectors = {item.index: np.asarray(item.embedding, np.float32) for item in answer.data}
+            embedder.prompt_tokens += int(read)
+        if [len(shape) for shape in {vector.shape for vector in vectors.values()}] not in ([1], []):
+            raise ValueError("not of one length")
     except openai.OpenAIError as error:
         reason = f"{type(error).__name__} {getattr(error, 'status_code', '')}".strip()
         # Not `from error`: servers echo keys, and a traceback ends up in an executed notebook.
         raise BadInput(
             f"{model}: the endpoint failed ({reason}); what was embedded before is kept, run again to go on"
         ) from None
-    except (AttributeError, TypeError, ValueError):
+    except MALFORMED:
         raise BadInput(
             f"{model}: the endpoint's answer is no list of vectors; nothing of this batch was kept"
         ) from None
-    if sorted(vectors) != list(range(len(inputs))) or len(answer.data) != len(inputs):
+    if vectors.keys() != set(range(len(inputs))) or len(answer.data) != len(inputs):
         raise BadInput(f"{model}: {len(answer.data)} vectors for {len(inputs)} inputs; nothing of this batch was kept")
     return [vectors[i] for i in range(len(inputs))]
 

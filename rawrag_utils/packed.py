@@ -15,6 +15,7 @@ Q4_0 holds 32 weights in 18 bytes: a float16 scale and 16 bytes whose low halves
 halves are weights 16 to 31, each from 0 to 15; the weight is (half - 8) * scale.
 """
 
+import os
 import re
 import struct
 from typing import NamedTuple
@@ -49,18 +50,25 @@ def read(file):
             if sizes["block"] != 32:
                 raise ValueError(f"blocks of {sizes['block']} weights")
             return Packed(sizes, *_vocabulary(stream), _normalisation(stream), _tensors(stream))
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{file.name}: no packed encoder that can be read ({reason}); correct the profile") from error
 
 
 def _take(stream, form):
     """Numbers from the stream, as `struct` names them."""
-    return struct.unpack("<" + form, stream.read(struct.calcsize("<" + form)))
+    return struct.unpack("<" + form, _bytes(stream, struct.calcsize("<" + form)))
 
 
 def _array(stream, dtype, count):
-    return np.frombuffer(stream.read(np.dtype(dtype).itemsize * count), dtype, count)
+    return np.frombuffer(_bytes(stream, np.dtype(dtype).itemsize * count), dtype, count)
+
+
+def _bytes(stream, count):
+    """The next bytes. No room is made for more than there are, whatever a damaged file says."""
+    if count > os.fstat(stream.fileno()).st_size - stream.tell():
+        raise ValueError("it is cut off")
+    return stream.read(count)
 
 
 def _vocabulary(stream):
@@ -68,8 +76,8 @@ def _vocabulary(stream):
     count, *special, length = _take(stream, "I4IQ")
     offsets = _array(stream, "<u4", count + 1).tolist()
     scores = _array(stream, "<f4", count).tolist()
-    text = stream.read(length)
-    if len(text) < length or not count or max(special) >= count:
+    text = _bytes(stream, length)
+    if not count or max(special) >= count:
         raise ValueError("its vocabulary is cut off")
     starts = zip(offsets[:-1], offsets[1:], strict=True)
     pieces = [(text[a:b].decode(), score) for (a, b), score in zip(starts, scores, strict=True)]
@@ -90,7 +98,7 @@ def _tensors(stream):
     entries = [_entry(stream) for _ in range(count)]
     tensors = {}
     for name, kind, numbers, place, length in entries:
-        stream.seek(place)
+        stream.seek(min(place, os.fstat(stream.fileno()).st_size))  # beyond it the next line finds nothing
         if kind == 1:
             tensors[name] = _weights(_array(stream, Q4_0, length // Q4_0.itemsize))
         else:
@@ -102,7 +110,7 @@ def _tensors(stream):
 
 def _entry(stream):
     (length,) = _take(stream, "H")
-    return (stream.read(length).decode(), *_take(stream, "BIQQ"))
+    return (_bytes(stream, length).decode(), *_take(stream, "BIQQ"))
 
 
 def _weights(blocks):

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.client
+import json
 import os
 import pathlib
 import re
@@ -13,11 +14,31 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TIMEOUT = 30  # seconds a download may stay silent
+LONGEST = 1000  # characters of a message
+LONGEST_NAME = 80  # characters of a file's name that comes from data: 240 bytes of UTF-8 in most scripts
 DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # on Windows no names of files
 
 
 class BadInput(ValueError):
-    """Input that cannot be used. The message is one line: the place, what is wrong there, and the remedy."""
+    """Input that cannot be used. The message is one line: the place, what is wrong there, and the remedy.
+
+    Messages quote what was read, so each is made `printable` here, once for all.
+    """
+
+    def __init__(self, message):
+        super().__init__(printable(message))
+
+
+def printable(text, longest=LONGEST):
+    r"""`text` as one line that a terminal shows and does not obey: breaks and control characters as escapes.
+
+    Of one longer than `longest` characters the middle is left out.
+
+    >>> printable("my\n\x1b[31m.json: \ud800 is no text"), len(printable("x" * 5000))
+    ('my\\n\\x1b[31m.json: \\ud800 is no text', 1000)
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return shown if len(shown) <= max(longest, LONGEST) else f"{shown[:700]} … {shown[703 - LONGEST :]}"
 
 
 def resolve(path):
@@ -56,15 +77,24 @@ def portable(name):
 
 
 def file_name(text):
-    """`text` as a portable file name of letters, digits and ``_ . -`` that begins and ends with no dot; may be empty.
+    """`text` as a portable file name: letters, digits and ``_ . -``, no dot at either end, not long; may be empty.
 
     Letters are composed (NFC): macOS may hand over an accented letter in two parts, and both spell one name.
 
     >>> file_name("Is it 5:30?"), file_name("../.."), file_name("con"), file_name("cafe\u0301") == "caf\u00e9"
     ('Is_it_5_30_', '_', '_con', True)
     """
-    name = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", text)).strip(".")
+    name = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", text)).strip(".")[:LONGEST_NAME].strip(".")
     return f"_{name}" if DEVICES.fullmatch(name) else name
+
+
+def inside(name):
+    r"""Whether `name`, read from data, stays below the folder it is put behind, on every system.
+
+    >>> [inside(name) for name in ("figures/a.png", "../a", "/a", "a/../../b", "C:a", "a\\b", "")]
+    [True, False, False, False, False, False, False]
+    """
+    return name.isprintable() and not set(name) & set(":\\") and all(p not in ("", ".", "..") for p in name.split("/"))
 
 
 def params():
@@ -96,6 +126,55 @@ def sha256(path):
         raise BadInput(
             f"{relative(path)}: cannot be read ({error.strerror}); check that the file is there and may be read"
         ) from error
+
+
+def read_yaml(path):
+    """What the YAML file at `path` holds, see `yaml_value`. Raises `BadInput` with the line of the fault."""
+    try:
+        return yaml_value(pathlib.Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise BadInput(f"{relative(path)}: no such file; correct the name or restore it with git checkout") from error
+    except OSError as error:
+        raise BadInput(f"{relative(path)}: cannot be read ({error.strerror}); check who may read it") from error
+    except BadInput as error:
+        raise BadInput(f"{relative(path)}: {error}") from error
+
+
+def _check_events(events):
+    """Refuse what is short and costs much: aliases of aliases, and brackets in brackets (PyYAML takes their square)."""
+    depth = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        if kind == "AliasEvent":
+            raise BadInput("an alias (*name) is not read; write out what it stands for")
+        if depth > 50:
+            raise BadInput("nested too deeply; write it flatter")
+
+
+def yaml_value(text):
+    """The value of YAML in `text` (or bytes): numbers, texts, true, false, null, lists and mappings, as JSON has them.
+
+    No objects, dates or sets, and no aliases: nine lines of them can stand for a billion values. Raises `BadInput`.
+
+    >>> yaml_value("{POOL: 30, CATEGORIES: [1, temporal]}")
+    {'POOL': 30, 'CATEGORIES': [1, 'temporal']}
+    """
+    import yaml
+
+    try:
+        _check_events(yaml.parse(text, yaml.SafeLoader))
+        value = yaml.safe_load(text)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place, reason = f"line {mark.line + 1}" if mark else "the file", getattr(error, "problem", None) or error
+        raise BadInput(f"{place} is not YAML ({reason})") from error
+    except BadInput:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # of dates that are none, odd tags and keys
+        raise BadInput("a value is no number, text, list or mapping; put what is meant as text in quotes") from error
+    return value
 
 
 @contextlib.contextmanager

@@ -112,7 +112,7 @@ def _folder_runs(dataset, profile, folder):
     runs, listed = [], set()
     for file in sorted(folder.glob("*.run.json")):
         record, place = results.read_run(file), paths.relative(file)
-        kinds = {"notebook": str, "run_id": str, "parameters": dict, "files": dict}
+        kinds = {"notebook": str, "parameters": dict, "data": dict | None}
         wrong = [k for k, kind in kinds.items() if not isinstance(record.get(k), kind)]
         if wrong or record["notebook"] != file.name.removesuffix(".run.json"):
             raise BadInput(f"{place}: {(wrong or ['notebook'])[0]} is not as a run writes it; mend with {mend}")
@@ -479,7 +479,8 @@ def facts(record):
         if isinstance(value, dict):
             lines = [f"{k}: {_plain(v)}" for k, v in value.items()]
         elif isinstance(value, list):
-            lines = [", ".join(f"{k}: {_plain(v)}" for k, v in item.items()) for item in value]
+            dicts = (item if isinstance(item, dict) else {"": item} for item in value)
+            lines = [", ".join(f"{k}: {_plain(v)}" for k, v in item.items()) for item in dicts]
         else:
             lines = [_plain(value)]
         yield name.replace("_", " "), lines

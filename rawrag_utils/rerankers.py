@@ -232,8 +232,9 @@ def _load_cross_encoder(reranker):
     transformers.utils.logging.disable_progress_bar()
     folder = weights.hub_folder(config)
     try:
-        dtype = {"dtype": getattr(torch, reranker.dtype)}
-        model = CrossEncoder(folder, device=reranker.device, model_kwargs=dtype)
+        dtype = getattr(torch, reranker.dtype)
+        options = {"model_kwargs": {"dtype": dtype, "use_safetensors": True}}
+        model = CrossEncoder(folder, device=reranker.device, **options)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{config.model}: its files do not load ({reason}); delete them in the hub's cache") from error
@@ -343,7 +344,7 @@ def _post(config, client, body):
             if answer.status_code not in (408, 409, 429) and answer.status_code < 500:
                 break
             wait = _retry_after(answer) or wait
-        except (httpx.RequestError, ValueError) as error:  # no connection, a timeout; no JSON
+        except (httpx.RequestError, ValueError, RecursionError) as error:  # no connection, a timeout; no JSON
             reason = type(error).__name__ if isinstance(error, httpx.RequestError) else reason
         if attempt < models.RETRIES:
             time.sleep(wait)
@@ -371,11 +372,11 @@ def _relevance(config, answer, count):
     """The scores in an endpoint's answer, in the order of the windows asked for."""
     try:
         results = [(item["index"], item["relevance_score"]) for item in answer["results"]]
-    except (KeyError, TypeError):
+    except models.MALFORMED:
         raise BadInput(
             f"{config.model}: the endpoint's answer is no list of scores; nothing of this request was kept"
         ) from None
-    numbers = all(type(index) is int and type(value) in (int, float) for index, value in results)
+    numbers = all(type(i) is int and type(value) in (int, float) and abs(value) < 1e300 for i, value in results)
     if not numbers or sorted(index for index, _ in results) != list(range(count)):
         raise BadInput(
             f"{config.model}: {len(results)} scores for {count} windows, or not one number each; nothing of this "
@@ -387,9 +388,10 @@ def _relevance(config, answer, count):
 def _billed(answer, windows):
     """Searches that an answer says it billed, else by Cohere's rule: one for each 100 windows."""
     try:
-        return float(answer["meta"]["billed_units"]["search_units"])
-    except (KeyError, TypeError, ValueError):
-        return -(-windows // 100)
+        billed = float(answer["meta"]["billed_units"]["search_units"])
+    except models.MALFORMED:
+        billed = -1
+    return billed if 0 <= billed < float("inf") else -(-windows // 100)
 
 
 def _read_scores(reranker, keys):

@@ -405,6 +405,7 @@ def save_answer(run, text):
 
     It is no result: no run.json lists it, so nothing copies it to results/.
     """
+    text = "\n".join(paths.printable(line, len(text)) for line in text.splitlines())  # terminals obey what models write
     run.folder.mkdir(parents=True, exist_ok=True)
     with paths.atomic(run.folder / f"{run.notebook}_answer.txt") as file:
         file.write(f"{text}\n")
@@ -467,10 +468,17 @@ def read_run(path):
         record = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadInput(f"{paths.relative(path)}: no finished run; make it with make results or make run") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{paths.relative(path)}: half-written; delete it and run the notebook again") from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise BadInput(f"{paths.relative(path)}: not of schema {SCHEMA}; run the notebook again")
+    for name, kind in {"run_id": str, "files": dict}.items():
+        if not isinstance(record.get(name), kind):
+            raise BadInput(f"{paths.relative(path)}: {name} is not as a run writes it; run the notebook again")
+    if outside := [name for name in record["files"] if not paths.inside(name)]:
+        raise BadInput(
+            f"{paths.relative(path)}: lists {outside[0]!r:.200}, which lies outside its folder; delete it and run again"
+        )
     return record
 
 

@@ -46,20 +46,14 @@ def parse_value(name, text, default):
     >>> parse_value("QUERY", "x=1", ""), parse_value("SEED", "7", 0), parse_value("CATEGORIES", "[1, 2]", [])
     ('x=1', 7, [1, 2])
     """
-    import yaml
-
     results.refuse_secret(name, text)  # before a message can show it
     if isinstance(default, str):
         return text
     try:
-        if isinstance(default, float):
-            return float(text)  # YAML takes 1e-3 for a string
-        value = yaml.safe_load(text)
-        json.dumps(value)  # YAML also knows dates and sets, which no parameters cell can hold
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+        return float(text) if isinstance(default, float) else paths.yaml_value(text)  # YAML takes 1e-3 for a string
+    except ValueError as error:
         wanted = type(default).__name__
-        raise BadInput(f"{name}={text!r}: wanted a value of kind {wanted}, like {json.dumps(default)}") from error
-    return value
+        raise BadInput(f"{name}={text!r:.200}: wanted a value of kind {wanted}, like {json.dumps(default)}") from error
 
 
 def checked(given, defaults):
@@ -97,7 +91,7 @@ def plan(dataset, profile):
     Raises `BadInput` with the place in plan.yaml.
     """
     file = paths.params() / "plan.yaml"
-    lists = read_yaml(file)
+    lists = paths.read_yaml(file)
     if not isinstance(lists, dict) or "sample" not in lists:
         raise BadInput(f"{paths.relative(file)}: wanted lists of runs by data set, sample among them")
     published = dataset in lists
@@ -135,20 +129,6 @@ def read_entry(entry, place):
         return results.notebook_path(entry["notebook"]), entry.get("parameters", {})
     except BadInput as error:
         raise BadInput(f"{place}: {error}") from error
-
-
-def read_yaml(path):
-    """What the YAML file at `path` holds. Raises `BadInput` with the line of the fault."""
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BadInput(f"{paths.relative(path)}: no such file; restore it with git checkout") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else "the file"
-        raise BadInput(f"{paths.relative(path)}: {where} is not YAML ({getattr(error, 'problem', error)})") from error
 
 
 # ------------------------------------------------------------------------------------------------------------ one run
@@ -277,7 +257,7 @@ def compare(expected, tables):
 def expected_rows(dataset, profile):
     """The rows of results/expected.yaml for a data set and profile: {notebook: rows}. Raises `BadInput`."""
     file = paths.resolve(os.environ.get("RAWRAG_RESULTS", "results")) / "expected.yaml"
-    place, found = f"{paths.relative(file)}: {dataset}, {profile}", read_yaml(file)
+    place, found = f"{paths.relative(file)}: {dataset}, {profile}", paths.read_yaml(file)
     for name in (dataset, profile):
         found = found.get(name) if isinstance(found, dict) else None
     if not isinstance(found, dict) or not found:

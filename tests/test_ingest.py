@@ -2,14 +2,20 @@
 
 import json
 import os
+import resource
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from servers import serving
+from test_run import wait_for
 
 from rawrag_utils import corpus, index, ingest, lake, models, paths, retrieval, scale
 from rawrag_utils.paths import BadInput
@@ -117,9 +123,30 @@ def test_other_shapes_are_read_as_a_data_set_is(tmp_path):
     assert json.loads(row["conversation"])["conversation_id"] == "locomo_0"
 
 
+def test_what_cannot_be_opened_or_is_no_text_is_set_aside(tmp_path):
+    (gone,) = ingest.read(str(tmp_path / "gone.jsonl"), "gone.jsonl")
+    assert gone["reason"].startswith("gone.jsonl: cannot be read (No such file or directory); check")
+    rows = pa.table({"conversation_id": pa.array([b"a", b"\xff"]).view(pa.string())})
+    pq.write_table(rows, tmp_path / "c.parquet")
+    *_, row = ingest.read(tmp_path / "c.parquet", "c.parquet")
+    assert row["reason"].startswith("c.parquet: not a Parquet file that can be read ('utf-8' codec")
+    if sys.platform == "linux":  # others have no such names
+        os.rename(tmp_path / "c.parquet", os.fsencode(tmp_path) + b"/\xff.json")
+        ((path, source),) = ingest.files(tmp_path)
+        (row,) = ingest.read(path, source)
+        assert source == "?.json" and row["reason"].startswith(r"\udcff.json: byte ")
+        assert "is not UTF-8" in row["reason"]
+
+
+def test_questions_are_not_looked_at(tmp_path):
+    (tmp_path / "q.jsonl").write_text(json.dumps(talk("c", questions=[{"question": ""}, 3])))
+    (row,) = ingest.read(tmp_path / "q.jsonl", "q.jsonl")
+    assert row["conversation"] and not row["reason"]
+
+
 def test_a_folder_without_conversations_is_refused(tmp_path):
     for place in (tmp_path, tmp_path / "nosuch"):
-        with pytest.raises(BadInput, match="no .json, .jsonl or .parquet file"):
+        with pytest.raises(BadInput, match="no file in .json, .jsonl, .parquet, .srt, .vtt; name"):
             ingest.files(place)
 
 
@@ -138,6 +165,49 @@ def test_the_table_holds_what_the_notebooks_would_make_of_it(tmp_path, stub):
     read = lake.read_index(table, ["b1"])
     assert read["b1"]["chunks"] == built["b1"]["chunks"] and read["b1"]["turn_context"] == built["b1"]["turn_context"]
     assert (read["b1"]["embeddings"] == built["b1"]["embeddings"]).all()
+
+
+CUES = "1\n00:00:01,000 --> 00:00:09,000\nStudent: Is it clay?\n\n2\n00:00:20,000 --> 00:00:29,000\n{} pots\n"
+
+
+def test_subtitles_are_conversations_each_by_its_path(tmp_path, stub):
+    folder = tmp_path / "in"
+    for name in ("top.VTT", "week1/my talk.srt", "week2/my talk.srt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(CUES.format(name))
+    (folder / "week1" / "broken.srt").write_text("no times")
+    (folder / "week1" / "questions.json").write_text('{"questions": []}')
+    (folder / "week1_my_talk.vtt").write_text(CUES.format("same id"))
+    tally = run(folder, tmp_path / "w")
+    assert tally.states == {"added": 3, "set aside": 2}
+    broken, twin = tally.faults
+    assert broken["source"] == "week1/broken.srt" and "give an SRT or VTT file" in broken["reason"]
+    assert twin["source"] == "week1_my_talk.vtt" and "is week1/my talk.srt's in the table" in twin["reason"]
+
+    read = lake.read_index(lake.open_table(tmp_path / "w"), ["top", "week1_my_talk", "week2_my_talk"])
+    loaded = corpus.load(str(folder / "top.VTT")).conversations
+    built = index.build(loaded, lambda doc: ingest.chunking.cut(doc, 64, 8))["top"]
+    assert read["top"]["chunks"] == built["chunks"] and read["top"]["turn_context"] == built["turn_context"]
+    assert "[00:20~00:29] week2/my talk.srt pots" in read["week2_my_talk"]["turn_context"]["turn_lines"]
+    assert run(folder, tmp_path / "w").states == {"known": 3, "set aside": 2}
+
+
+def test_empty_texts_and_missing_dates_are_no_fault_but_ids_no_file_may_have_are(tmp_path, stub):
+    (tmp_path / "in").mkdir()
+    said = [{"speaker": "Nora", "dia_id": f"D1:{i}", "text": ""} for i in range(40)]
+    undated = [{"sample_id": "it's", "speaker_a": "Nora", "speaker_b": "Tobias", "session_1": said}]
+    (tmp_path / "in" / "a.json").write_text(json.dumps(undated))
+    (tmp_path / "in" / "b.json").write_text(json.dumps([undated[0] | {"session_1": []}]))
+    ids = ("x" * 80, "x" * 81, "o'x", "")
+    (tmp_path / "in" / "c.jsonl").write_text("\n".join(json.dumps(talk(name)) for name in ids))
+    tally = run(tmp_path / "in", tmp_path / "w")
+    assert tally.states == {"added": 2, "set aside": 4}
+    assert "item 0 (it's) has no turns; remove it" in tally.faults[0]["reason"]
+    assert [f["place"] for f in tally.faults] == ["", "line 2", "line 3", "line 4"]
+    table, asked = lake.open_table(tmp_path / "w"), vectors(["clay"])
+    question = corpus.Question("q", "locomo_0", "clay", None, "temporal", (), ())
+    assert len(lake.search(table, [question], asked)) > 1
+    assert lake.search(table, [question], asked, dates={"q": ("2000-01-01", None)}).empty
 
 
 def test_a_second_run_adds_nothing_and_a_changed_conversation_is_replaced(tmp_path, stub):
@@ -181,10 +251,75 @@ def test_a_killed_run_goes_on_and_leaves_what_one_run_leaves(tmp_path, stub, mon
     assert a.equals(b)
 
 
+def test_what_came_before_a_failure_is_kept(tmp_path, stub, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / f"{name}.json").write_text(json.dumps({"conversations": [talk(name)]}))
+    embed = models.embed
+
+    def failing(embedder, texts, **options):
+        if any("c clay" in text for text in texts):
+            raise BadInput("gave vectors that are not finite")
+        return embed(embedder, texts, **options)
+
+    monkeypatch.setattr(models, "embed", failing)
+    with pytest.raises(BadInput, match="not finite"):
+        run(tmp_path / "in", tmp_path / "w")
+    monkeypatch.setattr(models, "embed", embed)
+    assert run(tmp_path / "in", tmp_path / "w").states == {"known": 2, "added": 1}
+
+
+def test_a_table_deleted_during_a_run_is_one_line(tmp_path, stub, monkeypatch):
+    monkeypatch.setattr(ingest, "COMMIT_BYTES", 1)
+    write, commits = lake.write, []
+
+    def deleted(table, conversations, replaced=()):
+        write(table, conversations, replaced)
+        if not commits:
+            shutil.rmtree(tmp_path / "w.lance")
+        commits.append(len(conversations))
+
+    monkeypatch.setattr(lake, "write", deleted)
+    folder = write_all(tmp_path / "in")
+    with pytest.raises(BadInput, match="table w: cannot be .*; free space, .* delete it; then run") as caught:
+        run(folder, tmp_path / "w")
+    assert "\n" not in str(caught.value) and ".rs:" not in str(caught.value)
+    assert run(folder, tmp_path / "w").states == {"added": 6, "known": 1, "set aside": 6}
+
+
+def test_no_space_is_one_line_and_the_next_run_goes_on(tmp_path, stub):
+    folder, limits = write_all(tmp_path / "in"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    lake.make_table(tmp_path / "w", SETTINGS, vectors(["a"]).shape[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))  # the system itself refuses larger files
+    try:
+        with pytest.raises(BadInput, match="table w: cannot be written .*File too large") as caught:
+            run(folder, tmp_path / "w")
+        with pytest.raises(BadInput, match="table w_set_aside: cannot be written"):
+            lake.set_aside(tmp_path / "w", [{"source": "a", "place": "b", "reason": "c"}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value) and not lake.open_table(tmp_path / "w").count_rows()
+    assert run(folder, tmp_path / "w").states == {"added": 6, "known": 1, "set aside": 6}
+
+
 def test_settings_of_another_run_are_refused(tmp_path, stub):
     run(write_all(tmp_path / "in"), tmp_path / "w")
     with pytest.raises(BadInput, match="made with CHUNK_SIZE 64, now 32; choose another table"):
         ingest.Windows(str(tmp_path / "w"), {**SETTINGS, "CHUNK_SIZE": 32})
+
+
+def test_a_table_that_another_run_writes_to_is_refused_in_one_line(tmp_path, capsys):
+    place = tmp_path / "lake" / "w"
+    with lake.writing(place):
+        assert scale.main(["corpus", str(write_all(tmp_path / "in")), str(place)]) == 2
+    assert capsys.readouterr().err == "error: w: another run is writing to it; wait for it, then run again\n"
+    with (
+        lake.writing(place),
+        lake.writing(tmp_path / "lake" / "other"),
+        lake.writing("s3://b/w"),
+        lake.writing("s3://b/w"),
+    ):
+        pass  # free again; other tables are not held, and an object store holds none
 
 
 def test_what_decides_a_window_s_vector_is_among_the_settings_of_a_table():
@@ -205,31 +340,53 @@ def test_a_table_is_not_searched_by_an_encoder_that_changed_since(tmp_path, caps
 
 @pytest.fixture
 def server():
-    """An OpenAI-compatible embedding server that answers with `vectors`."""
+    """An OpenAI-compatible embedding server that answers with `vectors`, while `server.open` is set."""
 
     def answer(texts):
+        instance.open.wait(240)
         data = [{"object": "embedding", "index": i, "embedding": v.tolist()} for i, v in enumerate(vectors(texts))]
         usage = {"prompt_tokens": 1, "total_tokens": 1}
         return 200, {}, {"object": "list", "model": "m", "data": data, "usage": usage}
 
     with serving(answer, lambda body: body["input"]) as instance:
+        instance.open = threading.Event()
+        instance.open.set()
         yield instance
+        instance.open.set()
 
 
-def scaled(tmp_path, server, *arguments):
-    """`python -m rawrag_utils.scale …` as a user calls it: (exit status, stdout, stderr)."""
+def start(tmp_path, server, *arguments):
+    """`python -m rawrag_utils.scale …` as a user calls it."""
     told = {"OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1", "OPENAI_API_KEY": "none"}
     told |= {"NO_PROXY": "127.0.0.1", "RAWRAG_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "rawrag_utils.scale", *map(str, arguments)]
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | told
-    done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stdout, done.stderr
+    told_us = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return psutil.Popen(command, cwd=paths.ROOT, env=environment, start_new_session=True, **told_us)
 
 
-def test_a_folder_over_ray_into_a_table_and_searched(tmp_path, server):
+def scaled(*arguments):
+    """(exit status, stdout, stderr) of what `start` starts."""
+    process = start(*arguments)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def test_a_folder_over_ray_into_a_table_and_searched_though_stopped_once(tmp_path, server):
     folder, place = write_all(tmp_path / "in"), tmp_path / "lake" / "w"
-    profile = ("--profile", "textemb3", "--workers", "2")
-    status, out, err = scaled(tmp_path, server, "corpus", folder, place, *profile)
+    corpus_of = ("corpus", folder, place, "--profile", "textemb3", "--workers", "2")
+    server.open.clear()
+    process = start(tmp_path, server, *corpus_of)
+    wait_for(lambda: server.asked or process.poll() is not None, 240)
+    below = process.children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+    out, err = process.communicate(timeout=240)
+    said = [line for line in err.splitlines() if " core_worker.cc:" not in line]  # Ray's own, of its actors' arguments
+    assert (process.returncode, out, said) == (130, "", ["stopped; what is finished is kept, run again to go on"])
+    assert len(below) > 3 and not psutil.wait_procs(below, 60)[1]
+    server.open.set()
+
+    status, out, err = scaled(tmp_path, server, *corpus_of)
     assert status == 1, err  # something was set aside
     assert out.startswith("conversations: 6 added, 1 known, 6 set aside; windows added: ")
     assert "set aside: z.json conversations[0]: conversation_id 'a2' is a.json's in the table" in out
@@ -254,5 +411,5 @@ def test_faults_of_all_are_one_line(tmp_path, capsys):
     assert scale.main(["search", str(tmp_path / "w"), "clay"]) == 2
     assert scale.main(["index", str(tmp_path / "w")]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4 and "no .json" in lines[0] and "the overlap must be" in lines[1]
+    assert len(lines) == 4 and "no file in .json" in lines[0] and "the overlap must be" in lines[1]
     assert "no such table; make it with" in lines[2] and "no such table" in lines[3]

@@ -352,6 +352,11 @@ def test_a_profile_is_added_by_a_file(house, hub):
     [
         ("embedder: {kind: endpoint, model: m, max_length: 8", ["line 1", "not YAML"]),
         ("embedder:\n\tkind: endpoint", ["line 2", "not YAML"]),
+        ("embedder: &a {kind: [*a]}", ["an alias (*name) is not read"]),
+        ("embedder: !!timestamp soon", ["a value is no number, text, list or mapping"]),
+        ("embedder: !!bool maybe", ["a value is no number, text, list or mapping"]),
+        ('embedder: "\\uD800"', ["a value is no number, text, list or mapping"]),
+        ("embedder: " + "[" * 50_000, ["nested too deeply"]),
         ("", ["the file"]),
         ("- embedder", ["the file"]),
         ("embeder: {}", ["embedder: Field required"]),
@@ -695,11 +700,17 @@ def spoilt(change):
         spoilt(lambda a: a["data"][0].update(embedding=[0.0, 0.0, 0.0])),
         spoilt(lambda a: a["data"][0].update(embedding=[])),
         spoilt(lambda a: a["data"][0].update(embedding=None)),
+        spoilt(lambda a: a["data"][0].update(embedding=[1e308, 1.0, 1.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=[10**400, 1.0, 1.0])),
+        spoilt(lambda a: a["data"][0].update(embedding=1.0)),
+        spoilt(lambda a: a["data"][0].pop("index")),
+        spoilt(lambda a: a["usage"].update(prompt_tokens=float("inf"))),
         spoilt(lambda a: a.update(data=[])),
         spoilt(lambda a: a.update(data=None)),
         spoilt(lambda a: a.pop("data")),
         lambda inputs: (200, {}, [1, 2]),
         lambda inputs: (200, {}, json.dumps(answer(inputs)).encode()[:-20]),
+        lambda inputs: (200, {}, b"[" * 100_000),
         lambda inputs: (200, {"Content-Type": "text/html"}, b"<h1>Welcome</h1>"),
     ],
 )
@@ -710,6 +721,17 @@ def test_endpoint_answers_that_are_no_vectors(server, reply):
     asked = len(server.asked)
     models.embed(remote(), TEXTS[:4])
     assert server.asked[asked:] == [TEXTS[2:4]]  # the first batch was kept, the second was not
+
+
+def test_endpoint_pieces_of_one_text_of_two_lengths(server):
+    def uneven(inputs):
+        made = answer(inputs)
+        made["data"][1]["embedding"].pop()
+        return 200, {}, made
+
+    server.replies = [uneven]
+    assert "no list of vectors" in refused(models.embed, remote(), ["clay bowl " * 9])
+    assert len(server.asked[0]) > 1
 
 
 def test_endpoint_of_another_length_later(server):

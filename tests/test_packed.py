@@ -1,5 +1,6 @@
 """A packed encoder made here: what is read of it, what it becomes, and what may be wrong with it."""
 
+import contextlib
 import json
 import struct
 
@@ -9,6 +10,7 @@ import scipy.special
 from test_models import LETTERS, refused
 
 from rawrag_utils import packed, paths
+from rawrag_utils.paths import BadInput
 
 SIZES = {"hidden": 32, "layers": 1, "heads": 2, "inner": 64, "words": 48, "positions": 24, "types": 2, "epsilon": 1e-6}
 SPECIAL = {"<s>": 0, "</s>": 2, "<pad>": 1, "<unk>": 3}
@@ -147,6 +149,27 @@ def test_a_file_cut_off_anywhere_is_one_line(file):
     for length in [*range(0, 900, 7), *range(900, len(whole), 501), len(whole) - 1]:
         file.write_bytes(whole[:length])
         assert refused(packed.read, file).startswith("tiny-q4.bin: no packed encoder that can be read (")
+
+
+PLACES = {"pieces": 44, "bytes of pieces": 64, "size of a layer": 8}  # of numbers in the head
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**64 - 1, 2**40])
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_number_that_is_far_too_large_asks_for_no_memory(file, place, number):
+    whole = bytearray(file.read_bytes())
+    whole[place : place + 8] = struct.pack("<Q", number)
+    file.write_bytes(whole)
+    with contextlib.suppress(BadInput):
+        packed.read(file)
+
+
+def test_a_tensor_that_lies_nowhere_is_one_line(file):
+    whole = file.read_bytes()
+    entry = whole.index(b"emb.ln.w") + len("emb.ln.w") + 5
+    for place in (2**64 - 1, 2**63 - 1, len(whole)):
+        file.write_bytes(whole[:entry] + struct.pack("<Q", place) + whole[entry + 8 :])
+        assert "it is cut off" in refused(packed.read, file)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,46 @@ def test_impossible_path_is_refused_in_one_line(path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_message_is_one_line_that_a_terminal_does_not_obey():
+    assert str(BadInput("a\r\n\x1b[2J\ud800\u202eb")) == "a\\r\\n\\x1b[2J\\ud800\\u202eb"
+    assert str(BadInput("阿哲 🎻: naïve \\ 'x'")) == "阿哲 🎻: naïve \\ 'x'"
+    long = str(BadInput(f"my.json: {'x' * 10**6}; correct it"))
+    assert len(long) == 1000 and long.startswith("my.json: x") and " … " in long and long.endswith("; correct it")
+
+
+LAUGHS = "[&a [x,x]" + "".join(f",&{b} [*{a},*{a},*{a}]" for a, b in zip("abcdefghi", "bcdefghij", strict=True)) + "]"
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (LAUGHS, "an alias"),
+        ("a: &a [*a]", "an alias"),
+        ("[" * 50_000, "nested too deeply"),
+        ("a: [", "line 1 is not YAML"),
+        ("a: 1\n\tb: 2", "line 2 is not YAML"),
+        (b"\xff\x00", "is not YAML"),
+        *(
+            (text, "a value is no number")
+            for text in ("2024-05-01", "2024-13-45", "!!set {a}", "!!binary aGk=", "!!int ''")
+        ),
+        *((text, "a value is no number") for text in ("!!bool x", "!!timestamp x", "9" * 5000, '"\\uD800"')),
+        ("!!python/object/apply:os.getcwd []", "is not YAML"),
+    ],
+)
+def test_yaml_holds_plain_values_only(tmp_path, text, said):
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(BadInput, match=rf"^mine\.yaml: .*{said}"):
+        paths.read_yaml(file)
+
+
+def test_a_yaml_file_that_cannot_be_read_is_one_line(tmp_path):
+    for name, said in (("nosuch.yaml", "no such file"), (".", "cannot be read")):
+        with pytest.raises(BadInput, match=said):
+            paths.read_yaml(tmp_path / name)
+
+
 def test_messages_name_no_folder_outside():
     assert paths.relative(paths.ROOT / "data" / "README.md") == "data/README.md"
     assert paths.relative("/home/somebody/secret.json") == "secret.json"

@@ -226,6 +226,13 @@ def test_text_from_data_is_text(finished_run, tmp_path):
     assert depth.count("{") == depth.count("}")
 
 
+def test_provenance_of_any_kind_is_shown(finished_run, tmp_path):
+    folder = finished_run("talks", "local", "02_made", [row()])
+    record = json.loads((folder / "02_made.run.json").read_text())
+    (folder / "02_made.run.json").write_text(json.dumps(record | {"wall_seconds": [1.5, "<b>"], "models": "none"}))
+    assert "1.5" in (page := pages(tmp_path / "results")["report.html"]) and "&lt;b&gt;" in page
+
+
 def test_a_run_without_a_table_is_reported_all_the_same(finished_run, tmp_path):
     folder = finished_run("talks", "local", "02_made", [row()])
     file = folder / "02_made.run.json"
@@ -275,6 +282,7 @@ def damaged(folder, fault):
         record.write_text(record.read_text()[:100])
         return "02_made.run.json: half-written"
     changes = {
+        "data of another kind": ({"data": True}, "02_made.run.json: data is not as a run writes it"),
         "older schema": ({"schema": results.SCHEMA - 1}, f"02_made.run.json: not of schema {results.SCHEMA}"),
         "no files": ({"files": None}, "02_made.run.json: files is not as a run writes it"),
         "other notebook": ({"notebook": "03_made"}, "02_made.run.json: notebook is not as a run writes it"),
@@ -287,7 +295,9 @@ def damaged(folder, fault):
 FAULTS = ["of another run", "cut off", "missing", "table of no run", "figure of no run", "half-written record"]
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, "older schema", "no files", "other notebook", "other profile"])
+@pytest.mark.parametrize(
+    "fault", [*FAULTS, "data of another kind", "older schema", "no files", "other notebook", "other profile"]
+)
 def test_what_no_run_vouches_for_is_refused_in_one_line(finished_run, tmp_path, monkeypatch, fault):
     frame = pd.DataFrame({"count": [1]}, index=["a"])
     named = damaged(finished_run("talks", "local", "02_made", [row()], frame, figure=True), fault)

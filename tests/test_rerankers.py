@@ -665,6 +665,14 @@ def test_endpoint_bills_by_the_rule_where_it_states_nothing(server):
     assert reranker.searches == 3
 
 
+@pytest.mark.parametrize("billed", [float("nan"), float("inf"), -1, 10**400, "many", None, [1]])
+def test_a_bill_that_is_none_is_counted_by_the_rule(server, billed):
+    server.replies = [spoilt(lambda a: a.update(meta={"billed_units": {"search_units": billed}}))]
+    reranker = remote(server)
+    rerankers.score(reranker, ["who"], [["a"]])
+    assert reranker.searches == 1
+
+
 def test_endpoint_in_several_requests(server):
     windows = [f"w {i}" for i in range(5)]
     (scores,) = rerankers.score(remote(server, batch=2), ["who"], [windows])
@@ -690,6 +698,7 @@ BROKEN = [
     spoilt(lambda a: a["results"][0].update(index="0")),
     spoilt(lambda a: a["results"][0].update(relevance_score=float("nan"))),
     spoilt(lambda a: a["results"][0].update(relevance_score=float("inf"))),
+    spoilt(lambda a: a["results"][0].update(relevance_score=10**400)),
     spoilt(lambda a: a["results"][0].update(relevance_score=None)),
     spoilt(lambda a: a["results"][0].update(relevance_score="0.5")),
     spoilt(lambda a: a["results"][0].pop("relevance_score")),
@@ -722,6 +731,7 @@ PASSING = {
     "half a JSON": (lambda body: (200, {}, json.dumps(answer(body)).encode()[:-20]), 0.5),
     "HTML": (lambda body: (200, {"Content-Type": "text/html"}, b"<h1>Welcome</h1>"), 0.5),
     "no text": (lambda body: (200, {}, b"\xff\xfe\x00"), 0.5),
+    "brackets": (lambda body: (200, {}, b"[" * 100_000), 0.5),
     "hung up": (lambda body: (0, {}, b""), 0.5),
     "cut off": (lambda body: (200, {"Content-Length": 9000}, answer(body)), 0.5),
 }

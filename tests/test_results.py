@@ -172,7 +172,12 @@ def test_the_same_figure_gives_the_same_bytes(run):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("content, said", [("{", "half-written"), ('{"schema": 0}', "schema"), ("[]", "schema")])
+DISTRUSTED = [("{", "half-written"), ("[" * 100_000, "half-written"), ('{"schema": 0}', "schema"), ("[]", "schema")]
+DISTRUSTED += [('{"schema": 1}', "run_id is not"), ('{"schema": 1, "run_id": "x", "files": null}', "files is not")]
+DISTRUSTED += [('{"schema": 1, "run_id": "x", "files": {"../a": ""}}', "'../a', which lies outside its folder")]
+
+
+@pytest.mark.parametrize("content, said", DISTRUSTED)
 def test_a_record_that_cannot_be_trusted_is_refused(tmp_path, content, said):
     (tmp_path / "x.run.json").write_text(content)
     with pytest.raises(BadInput, match=said):

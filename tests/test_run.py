@@ -361,13 +361,13 @@ def test_faults_of_a_plan_show_before_it_starts(tmp_path, capsys, params, conten
 
 
 def test_the_committed_plan_has_its_form():
-    lists = run.read_yaml(paths.params() / "plan.yaml")
+    lists = paths.read_yaml(paths.params() / "plan.yaml")
     assert {"sample", "locomo"} <= set(lists)
     assert all(step.keys() <= {"notebook", "parameters"} for steps in lists.values() for step in steps)
 
 
 def test_an_entry_of_a_plan_may_name_its_profile_and_the_command_line_another(params):
-    lists = run.read_yaml(paths.ROOT / "notebooks/params/plan.yaml")
+    lists = paths.read_yaml(paths.ROOT / "notebooks/params/plan.yaml")
     params({"sample": [], "lectures": lists["lectures"]})
     for name in ("multilingual", "small"):
         shutil.copy(paths.ROOT / f"notebooks/params/{name}.yaml", paths.params())
