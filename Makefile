@@ -150,7 +150,7 @@ lock: ## renew requirements.lock from pyproject.toml (Python 3.11 on Linux); UPG
 	@echo "requirements.lock renewed; pins in environment.yml must follow: make test ARGS=tests/test_packaging.py"
 
 clean: ## remove what running made here: runs/ and caches; never results/, data/ or .venv
-	rm -rf runs .cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf runs mutants .cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
 
 clean-all: clean ## the same and .venv, as after a fresh clone (data/ and results/ stay)
