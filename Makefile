@@ -111,8 +111,9 @@ report: $(READY) ## write results/report.html, .md and .tex from the result file
 bench: $(READY) ## measure time and memory beside plain baselines, fill benchmarks/README.md (half an hour)
 	$(PY) -m benchmarks $(ARGS)
 
+# All tests in two processes, each file in one of them; some tests in this one, where a debugger can be reached.
 test: $(READY) ## run the tests; ARGS="tests/test_chunking.py -k spans" runs some of them
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest $(or $(ARGS),-n 2 --dist loadfile)
 
 # What tests/torture.log says is committed: names of files and numbers, no folder of the machine.
 torture: $(READY) ## kill 50 runs at random moments, then the fuzz tests at length: an hour, into tests/torture.log
@@ -150,7 +151,7 @@ lock: ## renew requirements.lock from pyproject.toml (Python 3.11 on Linux); UPG
 	@echo "requirements.lock renewed; pins in environment.yml must follow: make test ARGS=tests/test_packaging.py"
 
 clean: ## remove what running made here: runs/ and caches; never results/, data/ or .venv
-	rm -rf runs .cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf runs mutants .cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
 
 clean-all: clean ## the same and .venv, as after a fresh clone (data/ and results/ stay)

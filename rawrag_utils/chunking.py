@@ -131,7 +131,7 @@ def _sentence_ends(line):
     """How many tokens of a line lie before the end of each sentence, and all; a token that runs over one is in it."""
     reached = np.cumsum([len(some) for some in encoding().decode_tokens_bytes(encoding().encode_ordinary(line))])
     places = [len(line[: match.end()].encode()) for match in _SENTENCE_END.finditer(line)]
-    return np.unique(np.append(np.searchsorted(reached, [p for p in places if p < reached[-1]]) + 1, len(reached)))
+    return np.unique(np.append(np.searchsorted(reached, places) + 1, len(reached)))
 
 
 def _split(start, ends, size):

@@ -175,7 +175,7 @@ def interval(values, clusters, level=0.95):
 def _t_interval(mean, error, groups, level=0.95):
     from scipy import special
 
-    half = special.stdtrit(groups - 1, (1 + level) / 2) * error if groups > 1 else float("nan")  # quantile of t
+    half = special.stdtrit(groups - 1, (1 + level) / 2) * error  # quantile of t; the error is NaN with too few groups
     return mean, float(mean - half), float(mean + half)
 
 
@@ -189,7 +189,7 @@ def holm(p_values):
     adjusted, family = np.full(len(p), np.nan), np.flatnonzero(~np.isnan(p))
     order = family[np.argsort(p[family], kind="stable")]
     steps = p[order] * (len(order) - np.arange(len(order)))
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(steps)) if len(order) else []
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(steps))
     return adjusted
 
 

@@ -10,9 +10,13 @@ import browser
 import huggingface_hub.constants
 import numpy as np
 import pytest
+from hypothesis import Phase, settings
 
 from rawrag_utils import desk as desks
 from rawrag_utils import models, rerankers, results
+
+# For `mutmut run`: a planted fault is found or not, its smallest example is of no interest and takes a minute.
+settings.register_profile("mutation", deadline=None, database=None, phases=[Phase.explicit, Phase.generate])
 
 
 def use(hub, monkeypatch):

@@ -85,8 +85,32 @@ def test_captions_and_dates_are_choices(options, line):
     assert chunking.document(talk("Look", caption="a bowl"), **options).lines == [line]
 
 
+def test_a_line_has_caption_and_date_unless_told():
+    assert (
+        chunking.turn_line(talk("Look", caption="a bowl").turns[0]) == "[2024-03-02] Nora: Look [shared image: a bowl]"
+    )
+
+
 def test_a_turn_without_date_says_so():
     assert chunking.document(talk("Look", date=None)).lines == ["[undated] Nora: Look"]
+
+
+@pytest.mark.parametrize(
+    ("speaker", "line"), [("", "[12:05~12:40] High tide"), ("Nora", "[12:05~12:40] Nora: High tide")]
+)
+def test_a_segment_has_its_times_and_names_only_who_is_known(speaker, line):
+    turn = Turn("1", 1, None, "2024-03-02", speaker, "High tide", None, times=(725_900, 760_000))
+    assert chunking.turn_line(turn) == line
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "speakers"),
+    [("", "", ""), ("Nora", "", "Speaker A: Nora\nSpeaker B: \n"), ("", "阿哲", "Speaker A: \nSpeaker B: 阿哲\n")],
+)
+def test_the_header_names_speakers_where_there_are_any(a, b, speakers):
+    doc = chunking.document(Conversation("c", "c", a, b, talk("Hi").turns))
+    assert doc.header == f"Conversation ID: c\n{speakers}\n"
+    assert doc.conversation_id == "c"
 
 
 # ------------------------------------------------------------------------------------------------------------- windows
@@ -144,6 +168,16 @@ def test_content_is_the_characters_that_lie_wholly_in_the_window(conversation, s
         assert window["content"] == text[first:last]
 
 
+def test_windows_have_the_size_and_overlap_of_the_scheme_unless_told():
+    conversation = talk(*["clay " * 50] * 12, caption="a bowl")
+    doc = chunking.document(conversation, captions=False, dates=False)
+    assert chunking.chunk(conversation) == chunking.cut(chunking.document(conversation), 256, 32)
+    assert chunking.cut(doc) == chunking.chunk(conversation, 256, 32, captions=False, dates=False)
+    assert len(chunking.cut(doc)) > 2
+    first, *_ = chunking.recursive(chunking.document(talk("clay " * 600)))  # cut within the line
+    assert first["end_token"] == 256
+
+
 def test_a_character_of_several_tokens_may_be_in_no_window():
     # 🦜 is three tokens: windows of one token hold a part of it each, and nothing to read.
     line = chunking.turn_line(talk("🦜").turns[0])
@@ -176,6 +210,14 @@ def test_turn_windows_are_centred_and_shorter_at_the_ends(before, after, turns):
     windows = chunking.turn_windows(doc, before, after)
     assert [(w["start_turn"], w["end_turn"]) for w in windows] == turns
     assert [w["content"] for w in windows] == ["\n".join(doc.lines[a : b + 1]) for a, b in turns]
+    assert [w["chunk_id"] for w in windows] == ["c_chunk_0", "c_chunk_1", "c_chunk_2"]
+    assert [w["chunk_index"] for w in windows] == [0, 1, 2]
+
+
+def test_without_neighbours_a_turn_window_is_its_line_and_a_window_brings_what_it_touches():
+    doc = chunking.document(talk("one", "two", "three"))
+    assert [w["content"] for w in chunking.turn_windows(doc)] == doc.lines
+    assert chunking.expand([{"start_turn": 1, "end_turn": 1}], turns=3) == [[1]]
 
 
 # ----------------------------------------------------------------------------------------------------------- expansion
@@ -204,7 +246,10 @@ def test_expansion_gives_each_touched_turn_once_in_its_best_window(conversation,
 def test_a_size_that_would_not_move_on_is_refused(size, overlap):
     with pytest.raises(BadInput, match="CHUNK_SIZE=.*CHUNK_OVERLAP=") as error:
         chunking.chunk(talk("Hi"), size, overlap)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "the overlap must be a whole number from 0 to size − 1" in str(error.value)
+    if overlap == 0:
+        with pytest.raises(BadInput, match=f"CHUNK_SIZE={size}, CHUNK_OVERLAP=0:"):
+            chunking.recursive(chunking.document(talk("Hi")), size)
 
 
 def test_a_conversation_without_turns_is_refused():
@@ -264,3 +309,35 @@ def test_recursive_split_takes_lines_then_sentences_then_tokens():
     ]
     assert split("窯很熱。我們要等一等！好嗎？好", 18)[1] == "我們要等一等！好嗎？好\nN: end"
     assert len(split("clay " * 60, 16)) == 5
+
+
+def test_a_line_that_just_fits_is_not_split_to_fill_the_window_before():
+    doc = chunking.document(talk("Hi", "The kiln is hot. " * 12 + "We wait."))
+    size = doc.turn_spans[1][1] - doc.turn_spans[0][1]  # the second line and the newline before it
+    windows = chunking.recursive(doc, size)
+    assert [(w["start_turn"], w["end_turn"]) for w in windows] == [(0, 0), (1, 1)]
+    assert [w["chunk_id"] for w in windows] == ["c_chunk_0", "c_chunk_1"]
+
+
+LINES = st.lists(
+    st.sampled_from([*".!?…。！？)”」", " ", " ", "clay", "陶", "🦜", '."', "3.5", "\u3000"]), min_size=1, max_size=14
+)
+
+
+@PROPERTY
+@given(LINES.map("".join))
+def test_a_sentence_ends_with_the_token_that_holds_its_mark(line):
+    ends = []
+    for i, character in enumerate(line):
+        rest = line[i + 1 :]
+        if character in "。！？":
+            ends.append(i + 1 + (rest[:1] in ("」", "』")))
+        elif character in ".!?…":
+            closed = rest[:1] in ('"', "”", ")")
+            if rest[closed : closed + 1].isspace():
+                ends.append(i + 1 + closed)
+    tokens = chunking.encoding().encode_ordinary(line)
+    reached = list(itertools.accumulate(len(decode([t])) for t in tokens))
+    places = [len(line[:end].encode()) for end in ends]
+    expected = {next(n for n, r in enumerate(reached, 1) if r >= place) for place in places} | {len(tokens)}
+    assert chunking._sentence_ends(line).tolist() == sorted(expected)

@@ -143,11 +143,29 @@ def test_an_empty_ranking_of_asked_questions_has_recall_zero():
     assert metrics.evidence_recall(hits, [15], [1000]).loc["c#0"].eq(0).all()
 
 
-def test_no_hits_give_an_empty_recall_table_with_its_columns():
+def test_no_hits_give_empty_tables_with_their_columns():
     hits = metrics.evidence_hits(corpus_of([ask(0)]), {"c": part(WINDOWS)}, ranked("c#0", 0))
+    assert hits.columns.tolist() == ["query_id", "turn", "rank", "session_rank", "tokens"]
     recall = metrics.evidence_recall(hits, [15], [1000])
     assert len(recall) == 0 and {"recall@15", "recall@1000tok"} <= set(recall.columns)
-    assert len(metrics.summarise({"dense": recall}, corpus_of([ask(0)]), ["recall@15"], "dense")) == 0
+    tidy = metrics.summarise({"dense": recall}, corpus_of([ask(0)]), ["recall@15"], "dense")
+    assert len(tidy) == 0 and tidy.columns.tolist() == list(metrics.COLUMNS)
+
+
+def test_hidden_turns_are_never_handed_over_and_cost_nothing():
+    # Turn 1 is hidden from the first question: window 1 brings turns 2 and 3 (30, 70), window 0 turn 0 (80).
+    questions, ranking = [ask(0, 0, 1, 3), ask(1, 3)], pd.concat([ranked("c#0", 1, 0), ranked("c#1", 1)])
+    shown = {"c#0": np.array([True, False, True, True, True, True])}
+    hits = hits_of(questions, WINDOWS, ranking, shown=shown)
+    assert hits == [(0, 2, 1, 80), (1, math.inf, 1, math.inf), (3, 1, 1, 70), (3, 1, 1, 90)]
+    assert hits_of(questions, WINDOWS, ranking, shown={}) == hits_of(questions, WINDOWS, ranking)
+
+
+def test_a_hidden_turn_does_not_meet_its_session():
+    hits = hits_of(
+        [ask(0, 5)], WINDOWS, ranked("c#0", 1, 2), shown={"c#0": np.array([True] * 3 + [False] + [True] * 2)}
+    )
+    assert hits == [(5, 2, 2, 50 + 50 + 60)]  # turns 1, 2 of session 1, then 4, 5; turn 3 would have met session 2
 
 
 def test_touches_evidence_marks_the_rows_whose_window_touches_it():
@@ -157,6 +175,17 @@ def test_touches_evidence_marks_the_rows_whose_window_touches_it():
     assert marked.to_dict() == {0: True, 1: False, 2: True, 3: False}
 
 
+@pytest.mark.parametrize(("turn", "windows"), [(0, [0]), (1, [0, 1]), (2, [1]), (3, [1, 2]), (5, [2])])
+def test_the_first_and_the_last_turn_of_a_window_are_touched(turn, windows):
+    marked = metrics.touches_evidence(corpus_of([ask(0, turn)]), {"c": part(WINDOWS)}, ranked("c#0", 0, 1, 2))
+    assert marked.index[marked].tolist() == windows
+
+
+def test_an_empty_ranking_has_an_empty_boolean_mark():
+    marked = metrics.touches_evidence(corpus_of([ask(0, 1)]), {"c": part(WINDOWS)}, ranked("c#0"))
+    assert len(marked) == 0 and marked.dtype == bool
+
+
 # ------------------------------------------------------------------------------------------------------------- recall
 
 
@@ -164,6 +193,7 @@ def test_the_forms_of_recall():
     rows = {"query_id": ["b", "b", "b", "a"], "rank": [1, 7, math.inf, 5], "session_rank": [1, 1, 9, 5], "tokens": 1}
     recall = metrics.evidence_recall(pd.DataFrame(rows), cutoffs=[5, 10], budgets=[])
     assert recall.index.tolist() == ["b", "a"]  # in order of appearance
+    assert recall.index.name == "query_id"  # a column of this name in the per-question results
     assert recall.loc["b"].to_dict() == pytest.approx(
         {
             **{"recall@5": 1 / 3, "recall_any@5": 1, "recall_all@5": 0, "session_recall@5": 2 / 3},
@@ -244,6 +274,12 @@ def test_jackknife_by_hand():
     )
 
 
+def test_the_level_of_an_interval_is_a_choice():
+    # The error of the doctest's five values is .2449; t(.95, 4) = 2.1318.
+    found = metrics.interval([1, 0, 1, 1, 0], list("abcde"), level=0.9)
+    assert found == pytest.approx((0.6, 0.6 - 2.1318 * 0.24495, 0.6 + 2.1318 * 0.24495), abs=1e-4)
+
+
 def test_with_clusters_of_one_the_error_is_that_of_the_mean():
     values = np.random.default_rng(0).normal(size=20)
     _, error, _ = metrics.jackknife(values, range(20))
@@ -291,6 +327,7 @@ def test_an_interval_covers_the_truth_in_95_percent_of_data_sets(correlation):
         ([0.02, 0.02], [0.04, 0.04]),
         ([0.03], [0.03]),
         ([0.01, math.nan, 0.04], [0.02, math.nan, 0.04]),  # a missing p is no member of the family
+        ([0.01, None, 0.04], [0.02, math.nan, 0.04]),
         ([math.nan], [math.nan]),
         ([], []),
     ],
@@ -412,6 +449,34 @@ def test_a_difference_is_over_the_questions_both_arms_have():
     assert row(tidy, "dense", "all")["n"] == 5
 
 
+def test_a_difference_pairs_questions_by_their_id():
+    data, arm = made_up(("temporal",))
+    dense = arm(lambda q: 10 * number(q)).iloc[::-1]
+    tidy = metrics.summarise({"dense": dense, "a": arm(lambda q: 11 * number(q))}, data, [FAMILY], baseline="dense")
+    found = row(tidy, "a", "all")  # differences 0 to 5
+    assert found["delta"] == 2.5
+    assert found["delta_ci_high"] == pytest.approx(2.5 + 2.5706 * 0.76376, abs=1e-4)
+
+
+def test_each_arm_may_have_its_own_baseline():
+    data, arm = made_up(("temporal",))
+    arms = {name: arm(lambda q, more=more: number(q) + more) for name, more in zip("abcd", (0, 1, 3, 7), strict=True)}
+    tidy = metrics.summarise(arms, data, [FAMILY], baseline={"b": "a", "d": "c"})
+    found = {v: (row(tidy, v, "all")["baseline"], row(tidy, v, "all")["delta"]) for v in "bd"}
+    assert found == {"b": ("a", 1), "d": ("c", 4)}
+    assert tidy.loc[tidy["variant"].isin(["a", "c"]), ["baseline", "delta", "p_value"]].isna().all(axis=None)
+
+
+def test_truth_values_and_gaps_are_numbers_and_left_out():
+    data, arm = made_up(("temporal",))
+    dense, other = arm(lambda q: 0).astype(object), arm(lambda q: 0).astype(object)
+    dense[FAMILY] = [False, True, False, False, False, False]
+    other[FAMILY] = [True, True, True, False, False, None]
+    tidy = metrics.summarise({"dense": dense, "a": other}, data, [FAMILY], baseline="dense")
+    found = row(tidy, "a", "all")
+    assert (found["n"], found["value"], found["delta"]) == (5, 0.6, 0.4)
+
+
 def test_a_metric_that_an_arm_lacks_has_no_row():
     data, arm = made_up()
     arms = {"dense": arm(lambda q: 1), "turns": arm(lambda q: 1, "turn_recall@10")}
@@ -433,3 +498,34 @@ def test_with_few_conversations_there_is_neither_interval_nor_p():
     found = row(tidy, "bm25", "all")
     assert found["delta"] == -0.5
     assert all(math.isnan(found[c]) for c in ("ci_low", "delta_ci_high", "p_value", "p_holm"))
+
+
+# ---------------------------------------------------------------------------------------------- a setting for the rest
+
+
+def test_a_conversation_has_the_setting_that_is_best_on_the_others():
+    data, arm = made_up(("temporal",))
+    lucky, steady = arm(lambda q: 9 * (number(q) == 0)), arm(lambda q: 1)  # best on c0 alone, best without c0
+    settings = {name: t.join(t.rename(columns={FAMILY: "recall@15"}) * 2) for name, t in (("a", lucky), ("b", steady))}
+    table, chosen = metrics.leave_one_out(settings, data, FAMILY)
+    assert chosen == {"c0": "b"} | dict.fromkeys(NAMES[1:], "a")
+    assert table[FAMILY].tolist() == [1, 0, 0, 0, 0, 0] and table["recall@15"].tolist() == [2, 0, 0, 0, 0, 0]
+
+
+def test_the_choice_is_made_on_answerable_questions_and_every_question_keeps_its_place():
+    data, arm = made_up(("adversarial", "temporal"))
+    order = np.random.default_rng(0).permutation(12)  # rows of a conversation need not stand together
+    refusing = arm(lambda q: 9 * (q.category == "adversarial")).iloc[order]
+    answering = arm(lambda q: q.category == "temporal").iloc[order]
+    table, chosen = metrics.leave_one_out({"refusing": refusing, "answering": answering}, data, FAMILY)
+    assert set(chosen.values()) == {"answering"}
+    pd.testing.assert_frame_equal(table, answering)
+
+
+def test_the_first_setting_is_taken_where_several_are_best_or_nothing_can_be_compared():
+    data, arm = made_up(("temporal",))
+    _, chosen = metrics.leave_one_out({"a": arm(lambda q: 0), "b": arm(number), "c": arm(number)}, data, FAMILY)
+    assert set(chosen.values()) == {"b"}
+    alone = [q.question_id for q in data.questions if number(q) == 3]
+    _, chosen = metrics.leave_one_out({"a": arm(number).loc[alone] - 1, "b": arm(number).loc[alone]}, data, FAMILY)
+    assert chosen == {"c3": "a"}

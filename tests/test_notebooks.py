@@ -91,10 +91,13 @@ def test_notebook_runs_unchanged_on_other_data(path, content, tmp_path, monkeypa
     data.write_text(json.dumps(content), encoding="utf-8")
     # A language model a third of the size: what is tested is that all runs through.
     profile = "small" if "DRY_RUN" in results.declared(path) else "local"
-    assert run.main([path.stem, "-p", "DATASET", str(data), "-p", "PROFILE", profile]) == 0, capfd.readouterr().err
+    full = ["-p", "FULL", "true"] if "FULL" in results.declared(path) else []  # talks this short fit any reader
+    given = ["-p", "DATASET", str(data), "-p", "PROFILE", profile, *full]
+    assert run.main([path.stem, *given]) == 0, capfd.readouterr().err
     (folder,) = (tmp_path / "runs" / "my_talk" / profile).iterdir()
     table = results.read_table(folder / f"{path.stem}.csv")
     assert "all" in set(table["category"]) and table["value"].notna().all()
+    assert ("full" in set(table["variant"])) == bool(full)
     record = results.read_run(folder / f"{path.stem}.run.json")
     assert record["data"]["file"] == "my talk.json"
 
