@@ -18,6 +18,7 @@ from rawrag_utils import paths
 STARTS = 3  # times a kernel is started before giving up: kernels that start together can race for a port
 TICK = 0.5  # seconds between two looks at a running cell
 PULSE = 60  # seconds between two lines about a long cell, where lines cannot be drawn over
+NOTE = ".kernel"  # file in a run's folder: name of the kernel's own, private one
 
 
 class Dry(Exception):
@@ -92,20 +93,23 @@ def execute(path, parameters, folder, silence):
 def _private(folder):
     """A folder of this kernel alone, among the system's temporary ones: where runs lie, files may know no owner.
 
-    `folder` notes its name, so that the next run removes what a killed one leaves there.
+    `folder` notes its name, so that `clear` finds what a killed run leaves there.
     """
-    note, temporary = folder / ".kernel", pathlib.Path(tempfile.gettempdir())
-    with contextlib.suppress(OSError, ValueError):
-        if re.fullmatch(r"rawrag-[0-9a-f]{32}", before := note.read_text(encoding="ascii")):
-            shutil.rmtree(temporary / before, ignore_errors=True)
-    private = temporary / f"rawrag-{os.urandom(16).hex()}"
-    note.write_text(private.name, encoding="ascii")
+    private = pathlib.Path(tempfile.gettempdir()) / f"rawrag-{os.urandom(16).hex()}"
+    (folder / NOTE).write_text(private.name, encoding="ascii")
     private.mkdir(mode=0o700)
     try:
         yield private
     finally:
-        shutil.rmtree(private, ignore_errors=True)
-        note.unlink(missing_ok=True)
+        clear(folder)
+
+
+def clear(folder):
+    """Remove the private folder of the kernel whose run in `folder` is over, or was killed."""
+    with contextlib.suppress(OSError, ValueError):
+        if re.fullmatch(r"rawrag-[0-9a-f]{32}", private := (folder / NOTE).read_text(encoding="ascii")):
+            shutil.rmtree(pathlib.Path(tempfile.gettempdir()) / private, ignore_errors=True)
+        (folder / NOTE).unlink()
 
 
 def _engine(log, places, silence, private, launch):

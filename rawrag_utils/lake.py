@@ -22,6 +22,7 @@ FIRST = ("digest", "source", "context")  # columns that only a conversation's wi
 SET_ASIDE = "_set_aside"  # ending of the table beside it, with what could not be read
 MARGIN = 16  # windows fetched beyond those asked for, so that ties at the cut are settled by chunk index
 KEEP = datetime.timedelta(hours=1)  # how long a compacted table keeps its older versions for those who read them
+CACHE = 32_000_000  # bytes of LanceDB's caches where a table is written: its own are of gigabytes, for those who search
 
 
 # ----------------------------------------------------------------------------------------------------- table and rows
@@ -90,9 +91,12 @@ def rows(conversation, doc, chunks, vectors, digest, source):
 
 
 def find_table(place, settings=None):
-    """The LanceDB table at `place`, None where there is none. Raises `BadInput` where it has other `settings`."""
+    """The LanceDB table at `place`, None where there is none. Raises `BadInput` where it has other `settings`.
+
+    Who names `settings` is going to write, and gets small caches.
+    """
     database, name = split_place(place)
-    table = _found(_connect(database), name)
+    table = _found(_connect(database, writes=settings is not None), name)
     if table is None:
         return None
     have = settings_of(table, place)
@@ -137,7 +141,7 @@ def writing(place):
 def make_table(place, settings, dimensions):
     """A new, empty table at `place` for vectors of so many `dimensions`."""
     database, name = split_place(place)
-    connection = _connect(database)
+    connection = _connect(database, writes=True)
     from lancedb.index import BTree  # once its log is quiet
 
     with _working(name, "made"):
@@ -146,14 +150,15 @@ def make_table(place, settings, dimensions):
     return table
 
 
-def _connect(database):
+def _connect(database, writes=False):
     os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of new tables and of its own next release
     try:
         import lancedb
     except ImportError as error:
         raise BadInput("LanceDB is not installed; run pip install -e '.[scale]', or make setup") from error
+    caches = {"index_cache_size_bytes": CACHE, "metadata_cache_size_bytes": CACHE}
     try:
-        return lancedb.connect(database)
+        return lancedb.connect(database, session=lancedb.Session(**caches) if writes else None)
     except (OSError, ValueError, RuntimeError) as error:
         raise BadInput(f"{_said(database)}: cannot be opened ({_one_line(error)}); check address and rights") from error
 

@@ -145,12 +145,14 @@ def run_notebook(path, parameters, *, force=False, silence=SILENCE, title=""):
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(folder / ".lock", timeout=0):
+            # Both are left by a run that was killed, perhaps when all but this was done.
+            paths.sweep(folder)
+            execution.clear(folder)
             if finished(folder, path.stem, identity) and not force:
                 say(f"{title}  finished before, skipped (FORCE=1 repeats it)")
                 return folder
             # A repeated run that is killed half-way must not look finished.
             (folder / f"{path.stem}.run.json").unlink(missing_ok=True)
-            paths.sweep(folder)
             say("  ".join((title, *worth_saying(parameters, results.declared(path)))))
             execution.execute(path, parameters, folder, silence)
     except filelock.Timeout as error:

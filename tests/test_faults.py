@@ -76,20 +76,23 @@ def test_runs_killed_at_random_moments_end_as_an_undisturbed_one_does(monkeypatc
     assert sum("  killed " in line for line in lines) == 3 and "all held" in lines[-1]
 
 
-def test_what_a_killed_writer_left_is_gone_after_the_next_run(tmp_path):
+@pytest.mark.parametrize("finished", [False, True], ids=["half-way", "when all but clearing up was done"])
+def test_what_a_killed_run_left_is_gone_after_the_next_one(tmp_path, capsys, finished):
     path = write_notebook(tmp_path / "tiny.ipynb", FINISH)
     folder, _ = run.place(path, results.declared(path))
+    assert not finished or run.main([str(path)]) == 0
     (folder / "figures").mkdir(parents=True)
     left = [folder / ".tiny.csv-abc.part", folder / "figures" / ".tiny_map.png-abc.part"]
     for file in left:
         file.write_bytes(b"half")
     name = f"rawrag-{'0' * 32}"
-    (folder / ".kernel").write_text(name)
+    (folder / execution.NOTE).write_text(name)
     private = pathlib.Path(tempfile.gettempdir()) / name
     private.mkdir()
     (private / "kernel.json").write_text("{}")
     assert run.main([str(path)]) == 0
-    assert not any(file.exists() for file in (*left, private, folder / ".kernel"))
+    assert ("finished before" in capsys.readouterr().err) == finished
+    assert not any(file.exists() for file in (*left, private, folder / execution.NOTE))
 
 
 @pytest.mark.parametrize("note", ["..", "rawrag-", "rawrag-mine", "../../etc", "rawrag-/../../x", "\udcff"])
@@ -98,10 +101,10 @@ def test_a_note_of_another_folder_removes_nothing(tmp_path, monkeypatch, note):
     kept = tmp_path / "tmp" / "rawrag-mine" / "file"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    (tmp_path / ".kernel").write_text(note, errors="surrogateescape")
+    (tmp_path / execution.NOTE).write_text(note, errors="surrogateescape")
     with execution._private(tmp_path) as private:
         assert private.is_dir() and private.stat().st_mode & 0o077 == 0 and kept.exists()
-    assert kept.exists() and not private.exists() and not (tmp_path / ".kernel").exists()
+    assert kept.exists() and not private.exists() and not (tmp_path / execution.NOTE).exists()
 
 
 # ------------------------------------------------------------------------------------------------------------ full disk
