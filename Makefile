@@ -108,7 +108,7 @@ check: $(READY) ## run 01-03 anew and compare with results/expected.yaml (DATASE
 report: $(READY) ## write results/report.html, .md and .tex from the result files, and README's tables
 	$(PY) -m rawrag_utils.report
 
-bench: $(READY) ## measure time and memory beside plain baselines, fill benchmarks/README.md (half an hour)
+bench: $(READY) ## measure time and memory beside plain baselines, fill benchmarks/README.md (45 min)
 	$(PY) -m benchmarks $(ARGS)
 
 # All tests in two processes, each file in one of them; some tests in this one, where a debugger can be reached.

@@ -10,7 +10,7 @@ import time
 
 import pandas as pd
 
-from benchmarks import growth, limits, measure, page, ratios, search, workers
+from benchmarks import growth, limits, measure, page, ratios, search, workers, writer
 from rawrag_utils import corpus, models, paths, results
 
 PARTS = {  # in the order in which they run: rows from a corpus
@@ -18,6 +18,7 @@ PARTS = {  # in the order in which they run: rows from a corpus
     "ratios": ratios.measured,
     "growth": lambda loaded: growth.measured(loaded.name),
     "workers": workers.measured,
+    "writer": lambda loaded: writer.measured(loaded.name),
     "search": lambda loaded: search.measured(loaded.name),
     "runs": lambda loaded: ratios.results(),
 }

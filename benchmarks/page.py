@@ -147,6 +147,13 @@ def streamed():
     return frame.set_index(rows["windows"].astype(int).map("{:,}".format).rename("windows"))
 
 
+def written():
+    """What the writer alone held in memory as its table grew."""
+    rows = read("writer")
+    frame = pd.DataFrame({"time": rows["seconds"].map(seconds), "at most, MB": (rows["bytes_peak"] / 1e6).map(short)})
+    return frame.set_index(rows["windows"].map("{:,}".format).rename("windows in the table"))
+
+
 def searches():
     rows = read("search")
     frame = pd.DataFrame(
@@ -237,7 +244,7 @@ def capacity():
     return pd.Series(found, name=f"{TURNS:,} turns").to_frame()
 
 
-TABLES = {f.__name__: f for f in (machine, ratios, runs, grown, rates, streamed, searches, bounds, capacity)}
+TABLES = {f.__name__: f for f in (machine, ratios, runs, grown, rates, streamed, written, searches, bounds, capacity)}
 
 
 def filled(text):

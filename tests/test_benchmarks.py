@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import growth, limits, measure, page, ratios, search, workers
-from rawrag_utils import answering, corpus, index, lake, paths, results, retrieval
+from benchmarks import growth, limits, measure, page, ratios, search, workers, writer
+from rawrag_utils import answering, corpus, index, ingest, lake, paths, results, retrieval
 from rawrag_utils.paths import BadInput
 
 
@@ -102,6 +102,17 @@ def test_files_for_the_corpus_path_hold_the_conversations(sample, tmp_path):
     workers.write(sample.conversations, tmp_path)
     found = [row for path, name in ingest.files(tmp_path) for row in ingest.read(path, name)]
     assert [row["reason"] for row in found] == [""] * len(sample.conversations)
+
+
+def test_the_writer_alone_adds_and_merges_until_it_has_enough(sample, tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "COMMIT_BYTES", 1_000_000)
+    monkeypatch.setattr(ingest, "TIDY", 2)
+    rows = list(writer.added(sample, tmp_path / "windows", sizes=(500, 1000)))
+    assert [row["windows"] >= size for row, size in zip(rows, (500, 1000), strict=True)] == [True, True]
+    table = lake.open_table(tmp_path / "windows")
+    assert table.count_rows() == rows[-1]["windows"] > rows[0]["windows"]
+    assert rows[0]["bytes_peak"] <= rows[1]["bytes_peak"]
+    assert len(table.search().where("chunk_index = 0").limit(None).to_list()) > len(sample.conversations)  # copies
 
 
 def test_memory_is_watched_while_work_goes_on():
