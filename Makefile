@@ -113,7 +113,7 @@ bench: $(READY) ## measure time and memory beside plain baselines, fill benchmar
 
 # All tests in two processes, each file in one of them; some tests in this one, where a debugger can be reached.
 test: $(READY) ## run the tests; ARGS="tests/test_chunking.py -k spans" runs some of them
-	$(PY) -m pytest $(or $(ARGS),-n 2 --dist loadfile)
+	$(PY) -m pytest $(or $(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
 # What tests/torture.log says is committed: names of files and numbers, no folder of the machine.
 torture: $(READY) ## kill 50 runs at random moments, then the fuzz tests at length: an hour, into tests/torture.log

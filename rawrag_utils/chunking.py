@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import os
 import re
 
 import numpy as np
@@ -26,6 +27,7 @@ def encoding():
     """The tiktoken encoding cl100k_base, loaded without a network."""
     import tiktoken
 
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", "")  # else a copy of the installed file stays in the temporary folder
     return tiktoken.get_encoding(ENCODING)
 
 

@@ -6,6 +6,10 @@ import os
 import time
 import zlib
 
+# Before torch is imported, here and in kernels: processes beside each other would share the cores in strife.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import browser
 import huggingface_hub.constants
 import numpy as np
@@ -17,6 +21,15 @@ from rawrag_utils import models, rerankers, results
 
 # For `mutmut run`: a planted fault is found or not, its smallest example is of no interest and takes a minute.
 settings.register_profile("mutation", deadline=None, database=None, phases=[Phase.explicit, Phase.generate])
+
+
+SLOW = ("notebooks", "faults", "subtitles_notebook", "ingest", "grid", "contributing", "security", "fuzz")
+
+
+def pytest_collection_modifyitems(items):
+    """The slow files first, so that the two processes of `make test` end at about the same time."""
+    rank = {f"test_{name}": n for n, name in enumerate(SLOW)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 def use(hub, monkeypatch):

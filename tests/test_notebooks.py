@@ -79,6 +79,9 @@ def own():
     return {"conversations": [talk]}
 
 
+# Talks this short fit any reader, so FULL is true.
+LITTLE = {"ANSWERS": 2, "VARIANTS": 2, "GOLDS": 2, "FULL": "true"}
+
 # 08 reads subtitles and no conversation: test_subtitles_notebook.py runs it.
 TALKS = [p for p in NOTEBOOKS if "DATASET" in results.declared(p) and "SUBTITLES" not in results.declared(p)]
 
@@ -89,15 +92,17 @@ def test_notebook_runs_unchanged_on_other_data(path, content, tmp_path, monkeypa
     monkeypatch.setenv("RAWRAG_RUNS", str(tmp_path / "runs"))
     data = tmp_path / "my talk.json"
     data.write_text(json.dumps(content), encoding="utf-8")
-    # A language model a third of the size: what is tested is that all runs through.
-    profile = "small" if "DRY_RUN" in results.declared(path) else "local"
-    full = ["-p", "FULL", "true"] if "FULL" in results.declared(path) else []  # talks this short fit any reader
-    given = ["-p", "DATASET", str(data), "-p", "PROFILE", profile, *full]
-    assert run.main([path.stem, *given]) == 0, capfd.readouterr().err
+    # A language model a third of the size, asked little: what is tested is that all runs through.
+    declared = results.declared(path)
+    profile = "small" if "DRY_RUN" in declared else "local"
+    given = {"DATASET": data, "PROFILE": profile} | {name: value for name, value in LITTLE.items() if name in declared}
+    assert run.main([path.stem, *(f"{word}" for item in given.items() for word in ("-p", *item))]) == 0, (
+        capfd.readouterr().err
+    )
     (folder,) = (tmp_path / "runs" / "my_talk" / profile).iterdir()
     table = results.read_table(folder / f"{path.stem}.csv")
     assert "all" in set(table["category"]) and table["value"].notna().all()
-    assert ("full" in set(table["variant"])) == bool(full)
+    assert ("full" in set(table["variant"])) == ("FULL" in declared)
     record = results.read_run(folder / f"{path.stem}.run.json")
     assert record["data"]["file"] == "my talk.json"
 

@@ -214,11 +214,14 @@ def test_all_modules_load_and_the_light_path_runs_without_torch_home_or_gpu(tmp_
         "RAWRAG_RUN_FOLDER": str(tmp_path / "run"),
         "RAWRAG_RESULTS": str(tmp_path / "results"),
         "HOME": str(tmp_path / "no" / "home"),
+        "TMPDIR": str(tmp_path / "temporary"),
         "CUDA_VISIBLE_DEVICES": "",
     }
+    (tmp_path / "temporary").mkdir()
     code = f"LARGE, MODULES = {LARGE!r}, {MODULES!r}\n{WITHOUT}"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "results" / "report.html").exists() and not (tmp_path / "no").exists()
+    assert list((tmp_path / "temporary").iterdir()) == []  # tiktoken would leave a copy of its file
