@@ -12,6 +12,10 @@ CJK = (
     "\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af]"
 )
 
+# What a question may ask for, by LoCoMo's numbers; other data sets bring names of their own.
+CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+NAMED = {str(number): name for number, name in CATEGORIES.items()} | {name: name for name in CATEGORIES.values()}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
@@ -58,6 +62,16 @@ class Question:
     adversarial_answer: str | None = None
     date: str | None = None
     ranges: tuple[tuple[int, int], ...] = ()
+
+
+def iso(stamp):
+    """A turn's (timestamp, session_date) of a datetime; (None, None) where there is none.
+
+    >>> import datetime
+    >>> iso(datetime.datetime(2023, 5, 8, 13, 56))
+    ('2023-05-08T13:56:00', '2023-05-08')
+    """
+    return (stamp.isoformat(), stamp.date().isoformat()) if stamp else (None, None)
 
 
 def label(dataset):

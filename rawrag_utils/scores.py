@@ -9,7 +9,7 @@ import functools
 import re
 import string
 
-from rawrag_utils.corpus import CATEGORIES
+from rawrag_utils.dialogue import CATEGORIES
 
 REFUSALS = ("no information available", "not mentioned")  # by which category 5 is right, in the official score
 

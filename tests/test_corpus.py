@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rawrag_utils import corpus, paths
+from rawrag_utils import corpus, dialogue, foreign, paths
 from rawrag_utils.paths import BadInput
 
 SECRET = "teapot"  # stands in every text of the files made here, and must stand in no report
@@ -147,7 +147,7 @@ def test_sample_is_large_enough(sample):
 @pytest.mark.parametrize("conversation", ["sample_0", "sample_1", "sample_2"])
 def test_sample_asks_in_every_category_with_evidence(sample, conversation):
     asked = [q for q in sample.questions if q.conversation_id == conversation]
-    assert {q.category for q in asked} == set(corpus.CATEGORIES.values())
+    assert {q.category for q in asked} == set(dialogue.CATEGORIES.values())
     assert all(q.evidence for q in asked)
     assert all((q.answer is None) == (q.category == "adversarial") for q in asked)
     assert all(len(q.evidence) > 1 for q in asked if q.category == "multi-hop")
@@ -396,7 +396,7 @@ def test_repairs(load):
     item["qa"][0] |= {"category": "small talk", "answer": None}
     data = load([item])
     turn, question = data.conversations[0].turns[0], data.questions[0]
-    assert turn.speaker == corpus.NO_SPEAKER
+    assert turn.speaker == foreign.NO_SPEAKER
     assert turn.text == "a\N{REPLACEMENT CHARACTER}b \N{GRINNING FACE}"
     assert turn.timestamp is None and turn.session_date is None
     assert question.category == "category-small-talk" and question.answer is None
