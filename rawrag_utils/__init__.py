@@ -5,7 +5,7 @@ Data flows one way, and a module imports only from those before it: ``paths`` ->
 ``index`` -> ``packed`` -> ``weights`` -> ``models`` -> ``rerankers`` -> ``retrieval`` -> ``cues`` ->
 ``generation`` -> ``endpoint`` -> ``llm`` -> ``templates`` -> ``prompts`` -> ``scores`` -> ``metrics`` ->
 ``queries`` -> ``notes`` -> ``timewords`` -> ``answering`` -> ``timed`` -> ``citations`` -> ``derived`` ->
-``judges`` -> ``evaluation`` -> ``results`` -> ``figures`` -> ``report`` -> ``desk`` ->
+``judges`` -> ``evaluation`` -> ``results`` -> ``findings`` -> ``tables`` -> ``figures`` -> ``report`` -> ``desk`` ->
 ``strips`` -> ``views`` -> ``inspector`` -> ``execution`` -> ``run`` -> ``grid`` -> ``lake`` -> ``ingest`` ->
 ``scale``. Nothing heavy is imported until a function needs it.
 """

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from browser import HOSTILE
 
-from rawrag_utils import report, results
+from rawrag_utils import findings, report, results
 
 IMAGE = "<img src=x onerror=window.ran=1> $5 $6"  # fits into a folder's name and into a cell of a table
 NAME = "02_&lt;img src=x onerror=window.ran=1&gt; $5 $6"  # a notebook's, which every system can keep
@@ -97,7 +97,7 @@ def hostile_results(finished_run, tmp_path):
 
 
 def test_results_are_text_in_the_report(tab, hostile_results):
-    report.write(report.build(report.collect(hostile_results), hostile_results), hostile_results)
+    report.write(report.build(findings.collect(hostile_results), hostile_results), hostile_results)
     tab.goto((hostile_results / "report.html").as_uri())
     tab.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
     shown = tab.locator("body").inner_text()

@@ -33,6 +33,7 @@ from rawrag_utils import (
     derived,
     endpoint,
     evaluation,
+    findings,
     grid,
     index,
     ingest,
@@ -524,8 +525,8 @@ def read_record(folder, raw):
     (folder / "nb.csv").write_bytes(TABLE)
     if run.finished(folder, "nb", "0" * 16):
         run.publish(folder, "nb", folder / "copy")
-    runs = report.collect(folder.parents[1])
-    assert report.overview(runs).shape[0] == len(runs) == sum(bool(list(report.facts(r.record))) for r in runs)
+    runs = findings.collect(folder.parents[1])
+    assert findings.overview(runs).shape[0] == len(runs) == sum(bool(list(report.facts(r.record))) for r in runs)
 
 
 READERS = (prompts.chat_lines, prompts.short_answer, prompts.cited_answer, prompts.declines, prompts.passage)

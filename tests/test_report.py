@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from rawrag_utils import metrics, paths, report, results
+from rawrag_utils import findings, metrics, paths, report, results, tables
 from rawrag_utils.paths import BadInput
 
 COMMITTED = paths.ROOT / "results"
@@ -35,7 +35,7 @@ def compared(variant, delta, p, metric=metrics.FAMILY):
 
 
 def pages(folder):
-    return report.build(report.collect(folder), folder)
+    return report.build(findings.collect(folder), folder)
 
 
 class Page(html.parser.HTMLParser):
@@ -113,13 +113,13 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_each_table_and_figure_is_one_link_from_its_provenance(committed, page):
-    runs = report.collect(COMMITTED)
+    runs = findings.collect(COMMITTED)
     assert {run.id for run in runs} == {d["id"] for d in page.all("details") if "id" in d}
     captions = re.findall(
         r"<(?:p class=\"caption\"|figcaption)>(.*?)</(?:p|figcaption)>", committed["report.html"], re.S
     )
-    tables = sum(len(e["tables"]) for entries in report.sections(runs).values() for e in entries)
-    assert len(captions) == tables + len(page.all("img"))
+    shown = sum(len(e["tables"]) for entries in report.sections(runs).values() for e in entries)
+    assert len(captions) == shown + len(page.all("img"))
     assert all(re.search(r"href=\"#provenance-[^\"]+\">provenance</a>", caption) for caption in captions)
     for run in runs:
         for digest in (run.record["run_id"], *run.record["files"].values()):
@@ -180,14 +180,14 @@ def test_a_difference_is_bold_where_p_holm_says_so(finished_run, tmp_path):
 def test_few_conversations_have_no_interval_and_no_p():
     bare = {"ci_low": NOWHERE, "ci_high": NOWHERE, "delta_ci_low": NOWHERE, "delta_ci_high": NOWHERE}
     table = pd.DataFrame([compared("hyde", 0.125, NOWHERE) | bare])
-    frame, bold = report.differences(table, metrics.FAMILY)
+    frame, bold = tables.differences(table, metrics.FAMILY)
     assert frame.loc["hyde"].to_dict() == {"against": "dense", "n": "30", "difference": "+.125"}
     assert not bold.to_numpy().any()
 
 
 def test_categories_come_with_their_n_and_their_sums_last():
     rows = [row(category=c, value=v) for c, v in (("all", 0.5), ("temporal", 0.25), ("single-hop", 0.75))]
-    frame = report.by_category(
+    frame = tables.by_category(
         pd.DataFrame([*rows, row("bm25", category="temporal", value=0.125) | {"n": 7}]), "recall@15"
     )
     assert list(frame) == ["temporal (n = 7 to 30)", "single-hop (n = 30)", "all (n = 30)"]
@@ -198,7 +198,7 @@ def test_a_long_table_folds_changed_settings_away(finished_run, tmp_path):
     arms = ["dense", "rrf|POOL=30", *(f"dense|POOL={i}" for i in range(20)), "hyde|rerank"]
     rows = [row(name) for name in arms] + [row("hyde", baseline="rrf|POOL=30", delta=0.1)]
     finished_run("talks", "local", "04_made", rows)
-    table = report.tables(report.collect(tmp_path / "results"))[0]
+    table = tables.of_notebook(findings.collect(tmp_path / "results"))[0]
     shown, folded = table.parts
     assert [name for name, _ in shown] == ["dense", "rrf|POOL=30", "hyde|rerank", "hyde"] and len(folded) == 20
     assert "20 more arms, with other settings" in pages(tmp_path / "results")["report.html"]
@@ -246,7 +246,7 @@ def test_a_report_is_no_result(finished_run, tmp_path):
     record = json.loads((folder / "02_made.run.json").read_text())
     record |= {"notebook": "09_report", "parameters": {"RESULTS": "results"}, "files": {}}
     (folder / "09_report.run.json").write_text(json.dumps(record))
-    assert [run.notebook for run in report.collect(tmp_path / "results")] == ["02_made"]
+    assert [run.notebook for run in findings.collect(tmp_path / "results")] == ["02_made"]
 
 
 def test_an_embedded_figure_looks_the_same_and_weighs_less():
@@ -303,19 +303,19 @@ def test_what_no_run_vouches_for_is_refused_in_one_line(finished_run, tmp_path, 
     named = damaged(finished_run("talks", "local", "02_made", [row()], frame, figure=True), fault)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     with pytest.raises(BadInput) as refused:
-        report.collect(tmp_path / "results")
+        findings.collect(tmp_path / "results")
     assert named in str(refused.value) and "\n" not in str(refused.value)
     assert re.search("make results DATASET=talks PROFILE=local|run the notebook again", str(refused.value))
 
 
 def test_nothing_to_report_and_names_that_are_not_there(finished_run, tmp_path):
     with pytest.raises(BadInput, match="no finished run to report; make some with make results"):
-        report.collect(tmp_path / "results")
+        findings.collect(tmp_path / "results")
     finished_run("talks", "local", "02_made", [row()])
     with pytest.raises(BadInput, match="novels: no results of this data set in results; there are: talks"):
-        report.collect(tmp_path / "results", ["novels"])
+        findings.collect(tmp_path / "results", ["novels"])
     with pytest.raises(BadInput, match="qwen3: no results of this profile in results; there are: local"):
-        report.collect(tmp_path / "results", profiles=["qwen3"])
+        findings.collect(tmp_path / "results", profiles=["qwen3"])
 
 
 def test_a_page_too_large_is_refused(finished_run, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import running
 
-from rawrag_utils import corpus, execution, lake, models, paths, report, results, run, weights
+from rawrag_utils import corpus, execution, findings, lake, models, paths, results, run, weights
 from rawrag_utils.paths import ROOT, BadInput
 
 SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
@@ -502,7 +502,8 @@ def test_a_record_lists_no_file_outside(name, finished_run, tmp_path):
     record["files"][name] = "0" * 64
     (folder / "02_made.run.json").write_text(json.dumps(record))
     assert not run.finished(folder, "02_made", record["run_id"])
-    for use in (lambda: run.publish(folder, "02_made", tmp_path / "to"), lambda: report.collect(tmp_path / "results")):
+    root = tmp_path / "results"
+    for use in (lambda: run.publish(folder, "02_made", tmp_path / "to"), lambda: findings.collect(root)):
         with pytest.raises(BadInput, match="lies outside its folder"):
             use()
     assert not (tmp_path / "to").exists()

@@ -27,7 +27,7 @@ import psutil
 import servers
 import yaml
 
-from rawrag_utils import models, paths, report, results, weights
+from rawrag_utils import findings, models, paths, report, results, weights
 
 NOTEBOOKS = {  # the plan, with few questions and few sizes: a run takes a minute, two thirds of it to import torch
     "01_chunking": {"QUESTIONS": 12, "CHUNK_SIZES": [256, 448]},
@@ -178,7 +178,7 @@ def compare(reference, place):
         if compared and content(reference.folder / name) != content(place.folder / name):
             raise Wrong(f"{name} differs from the undisturbed run's")
     root = place.folder / "results"
-    for name, text in report.build(report.collect(root), root).items():  # it shows seconds: only its own tables tell
+    for name, text in report.build(findings.collect(root), root).items():  # it shows seconds: only its own tables tell
         if (root / name).read_text(encoding="utf-8") != text:
             raise Wrong(f"{name} is not the report of the tables beside it")
 
