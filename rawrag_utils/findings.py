@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import os
 import pathlib
 import re
 
@@ -42,7 +43,8 @@ def collect(root="results", datasets=(), profiles=()):
     that is not as its record lists it or that no record lists.
     """
     root = paths.resolve(root)
-    folders = {(f.parent.name, f.name): f for f in sorted(root.glob("*/*")) if f.is_dir()}
+    listed = sorted(root.glob("*/*")) if os.path.isdir(root) else []
+    folders = {(f.parent.name, f.name): f for f in listed if f.is_dir()}
     for wanted, there, kind in (
         (datasets, {d for d, _ in folders}, "data set"),
         (profiles, {p for _, p in folders}, "profile"),

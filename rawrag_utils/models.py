@@ -254,8 +254,9 @@ def prompt(embedder, kind):
 
 def _normalised(embedder, vectors):
     try:
-        vectors = np.asarray(vectors, np.float32)
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        with np.errstate(over="ignore"):  # infinite, and refused as that
+            vectors = np.asarray(vectors, np.float32)
+            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     except (TypeError, ValueError):  # ragged, or not numbers
         norms = np.zeros(1)
     if not (np.isfinite(norms).all() and norms.all()):

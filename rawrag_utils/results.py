@@ -70,7 +70,7 @@ def notebook_path(name):
     """Path of a notebook by name (`02_embedding`), file name or path. Raises `BadInput` with the names there are."""
     folder = paths.ROOT / "notebooks"
     for path in (folder / f"{name}.ipynb", folder / name, paths.resolve(name)):
-        if path.suffix == ".ipynb" and path.is_file():
+        if path.suffix == ".ipynb" and os.path.isfile(path):  # unlike is_file, false of a name too long
             return path
     known = ", ".join(sorted(p.stem for p in folder.glob("*.ipynb")))
     raise BadInput(f"{name}: no such notebook; there are {known}")

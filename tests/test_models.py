@@ -700,6 +700,7 @@ def spoilt(change):
         spoilt(lambda a: a["data"][0].update(embedding=[0.0, 0.0, 0.0])),
         spoilt(lambda a: a["data"][0].update(embedding=[])),
         spoilt(lambda a: a["data"][0].update(embedding=None)),
+        spoilt(lambda a: a["data"][0].update(embedding=[1e30, 1.0, 1.0])),  # its square is too large
         spoilt(lambda a: a["data"][0].update(embedding=[1e308, 1.0, 1.0])),
         spoilt(lambda a: a["data"][0].update(embedding=[10**400, 1.0, 1.0])),
         spoilt(lambda a: a["data"][0].update(embedding=1.0)),

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 
 import rawrag_utils
-from rawrag_utils import corpus, paths, results
+from rawrag_utils import corpus, findings, grid, index, ingest, paths, results, subtitle_files
 from rawrag_utils.paths import ROOT, BadInput
 
 MODULES = re.findall(r"``(\w+)``", rawrag_utils.__doc__)
@@ -55,6 +55,16 @@ def test_names_that_differ_in_case_alone_are_refused(tmp_path):
     results.kept(run, "05_made_types.csv")
     with pytest.raises(BadInput, match=r"05_made_Types\.csv: on macOS and Windows this is 05_made_types\.csv"):
         results.kept(run, "05_made_Types.csv")
+
+
+NAMING = (corpus.load, lambda name: corpus.main([name]), subtitle_files.read, index.load, grid.read)
+NAMING += (ingest.files, findings.collect, results.notebook_path)
+
+
+@pytest.mark.parametrize("read", NAMING)
+def test_a_name_too_long_for_any_system_is_a_line(read):
+    with pytest.raises(BadInput, match="^'?xxx"):  # the name comes first, and BadInput cuts it
+        read("x" * 5000)
 
 
 @hypothesis.given(st.text(max_size=60))
