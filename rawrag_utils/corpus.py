@@ -268,7 +268,7 @@ def main(arguments):
     target = paths.resolve(LOCOMO_FILE)
     if arguments:
         source = paths.resolve(arguments[0])
-        if not os.path.isfile(source):
+        if not source.is_file():
             raise BadInput(f"{arguments[0]}: no such file; correct the path (a relative one starts at the root)")
         if paths.sha256(source) != LOCOMO_SHA256:
             raise BadInput(

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import os
 import pathlib
 import re
 
@@ -43,8 +42,7 @@ def collect(root="results", datasets=(), profiles=()):
     that is not as its record lists it or that no record lists.
     """
     root = paths.resolve(root)
-    listed = sorted(root.glob("*/*")) if os.path.isdir(root) else []
-    folders = {(f.parent.name, f.name): f for f in listed if f.is_dir()}
+    folders = {(f.parent.name, f.name): f for f in sorted(root.glob("*/*")) if f.is_dir()}
     for wanted, there, kind in (
         (datasets, {d for d, _ in folders}, "data set"),
         (profiles, {p for _, p in folders}, "profile"),

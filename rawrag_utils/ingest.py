@@ -38,8 +38,8 @@ def files(folder):
     The questions about lectures beside their subtitles are no conversations and left out.
     """
     root = paths.resolve(folder)
-    listed = root.rglob("*") if os.path.isdir(root) else [root]
-    found = sorted(p for p in listed if p.suffix.lower() in KINDS and os.path.isfile(p) and not _questions(p))
+    listed = root.rglob("*") if root.is_dir() else [root]
+    found = sorted(p for p in listed if p.suffix.lower() in KINDS and p.is_file() and not _questions(p))
     if not found:
         raise BadInput(f"{paths.relative(root)}: no file in {', '.join(KINDS)}; name the folder that has some")
     names = [p.relative_to(root).as_posix() if root.is_dir() else p.name for p in found]

@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TIMEOUT = 30  # seconds a download may stay silent
 LONGEST = 1000  # characters of a message
 LONGEST_NAME = 80  # characters of a file's name that comes from data: 240 bytes of UTF-8 in most scripts
+NAME_BYTES = 255  # of a name that every file system keeps
 DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # on Windows no names of files
 
 
@@ -50,9 +51,13 @@ def resolve(path):
     'results/README.md'
     """
     try:
-        return (ROOT / pathlib.Path(path).expanduser()).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # no home folder for ~, a loop of links, a zero byte
-        raise BadInput(f"{str(path)!r}: not a usable path ({error}); choose another") from error
+        found = (ROOT / pathlib.Path(path).expanduser()).resolve()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # for who opens it to say
+            found.lstat()
+        return found
+    except (OSError, RuntimeError, ValueError) as error:  # no home for ~, a loop of links, a zero byte, too long
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"{str(path)!r}: not a usable path ({reason}); choose another") from error
 
 
 def relative(path):
@@ -89,12 +94,14 @@ def file_name(text):
 
 
 def inside(name):
-    r"""Whether `name`, read from data, stays below the folder it is put behind, on every system.
+    r"""Whether `name`, read from data, stays below the folder it is put behind, on every system, and is not too long.
 
-    >>> [inside(name) for name in ("figures/a.png", "../a", "/a", "a/../../b", "C:a", "a\\b", "")]
-    [True, False, False, False, False, False, False]
+    >>> [inside(name) for name in ("figures/a.png", "../a", "/a", "a/../../b", "C:a", "a\\b", "", "a" * 256)]
+    [True, False, False, False, False, False, False, False]
     """
-    return name.isprintable() and not set(name) & set(":\\") and all(p not in ("", ".", "..") for p in name.split("/"))
+    if not name.isprintable() or len(name.encode()) > NAME_BYTES:
+        return False
+    return not set(name) & set(":\\") and all(p not in ("", ".", "..") for p in name.split("/"))
 
 
 def params():

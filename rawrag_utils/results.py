@@ -477,7 +477,8 @@ def read_run(path):
             raise BadInput(f"{paths.relative(path)}: {name} is not as a run writes it; run the notebook again")
     if outside := [name for name in record["files"] if not paths.inside(name)]:
         raise BadInput(
-            f"{paths.relative(path)}: lists {outside[0]!r:.200}, which lies outside its folder; delete it and run again"
+            f"{paths.relative(path)}: lists {outside[0]!r:.200}, which lies outside its folder or is too long; delete "
+            "it and run again"
         )
     return record
 

@@ -96,9 +96,8 @@ def test_notebook_runs_unchanged_on_other_data(path, content, tmp_path, monkeypa
     declared = results.declared(path)
     profile = "small" if "DRY_RUN" in declared else "local"
     given = {"DATASET": data, "PROFILE": profile} | {name: value for name, value in LITTLE.items() if name in declared}
-    assert run.main([path.stem, *(f"{word}" for item in given.items() for word in ("-p", *item))]) == 0, (
-        capfd.readouterr().err
-    )
+    words = [str(word) for item in given.items() for word in ("-p", *item)]
+    assert run.main([path.stem, *words]) == 0, capfd.readouterr().err
     (folder,) = (tmp_path / "runs" / "my_talk" / profile).iterdir()
     table = results.read_table(folder / f"{path.stem}.csv")
     assert "all" in set(table["category"]) and table["value"].notna().all()

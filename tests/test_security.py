@@ -494,7 +494,10 @@ def test_a_profile_is_a_name_and_no_path(name):
         run.checked({"PROFILE": name}, {"PROFILE": "local"})
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "~/x"])
+LONG = pytest.param("x/" * 200 + "x", id="long")
+
+
+@pytest.mark.parametrize("name", [*(n for n in NAMES if n != "~/x"), LONG])
 def test_a_record_lists_no_file_outside(name, finished_run, tmp_path):
     row = {"variant": "dense", "metric": "recall@15", "category": "all", "n": 30, "value": 0.5}
     folder = finished_run("talk", "local", "02_made", [row])
