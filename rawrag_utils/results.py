@@ -466,6 +466,7 @@ def read_run(path):
     """The record of a finished run. Raises `BadInput` for a file that is half-written or of another schema."""
     try:
         record = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        json.dumps(record, ensure_ascii=False).encode()  # a lone surrogate is no text
     except FileNotFoundError as error:
         raise BadInput(f"{paths.relative(path)}: no finished run; make it with make results or make run") from error
     except (ValueError, RecursionError) as error:

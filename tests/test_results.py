@@ -172,7 +172,13 @@ def test_the_same_figure_gives_the_same_bytes(run):
     assert len(seen) == 1
 
 
-DISTRUSTED = [("{", "half-written"), ("[" * 100_000, "half-written"), ('{"schema": 0}', "schema"), ("[]", "schema")]
+DISTRUSTED = [
+    ("{", "half-written"),
+    ('{"schema": 1, "run_id": "\\ud800"}', "half-written"),
+    ("[" * 100_000, "half-written"),
+    ('{"schema": 0}', "schema"),
+    ("[]", "schema"),
+]
 DISTRUSTED += [('{"schema": 1}', "run_id is not"), ('{"schema": 1, "run_id": "x", "files": null}', "files is not")]
 DISTRUSTED += [('{"schema": 1, "run_id": "x", "files": {"../a": ""}}', "'../a', which lies outside its folder")]
 
