@@ -192,6 +192,8 @@ def _engine(log, places, silence, private, launch):
                     raise Failed(f"silent for {silence:g} s, stopped")
                 if sys.stderr.isatty() or now - pulse >= PULSE:
                     pulse = now
+                    if now - self.heard >= PULSE:
+                        self.said = ""  # "26 of 26" for minutes of other work would mislead
                     line = self.said.rpartition("\n")[0].rstrip().rpartition("\n")[2]  # the last whole one
                     say(f"{label} {now - started:7.0f} s  {''.join(filter(str.isprintable, line))}", end="")
             fault = task.exception()

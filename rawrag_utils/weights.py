@@ -307,8 +307,6 @@ def _convert(config, file, folder, convert, needs):
         hashes = {path.relative_to(part).as_posix(): paths.sha256(path) for path in made}
         (part / "hashes.json").write_text(json.dumps(hashes, indent=1), encoding="utf-8")
         os.replace(part, folder)
-        # Said, because a run shows its last line again and again, and the first answers take minutes.
-        print(f"Converted {config.model}", file=sys.stderr, flush=True)
     except BadInput:
         shutil.rmtree(part, ignore_errors=True)
         raise

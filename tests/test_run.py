@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from rawrag_utils import paths, results, run
+from rawrag_utils import execution, paths, results, run
 from rawrag_utils.paths import BadInput
 
 # `results.device` asks torch, which takes seconds to import: these notebooks compute nothing.
@@ -248,6 +249,14 @@ def test_silence_is_timed_not_length(tmp_path, capsys):
     assert "failed: tiny: cell 5 (Silent): silent for 1.5 s, stopped; see" in capsys.readouterr().err
     copy = nbformat.read(only_folder(tmp_path) / "tiny.ipynb", 4)
     assert "KeyboardInterrupt" in str(copy.cells[-2].outputs)  # where it hung
+
+
+def test_what_a_cell_said_long_ago_is_not_shown_as_if_it_went_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(execution, "PULSE", 1.0)
+    path = write_notebook(tmp_path / "tiny.ipynb", "# Slow", "print('8 of 8', flush=True)\ntime.sleep(4)", FINISH)
+    assert run.main([str(path)]) == 0
+    beats = re.findall(r"Slow +\d+ s  (.*)", capsys.readouterr().err)
+    assert len(beats) >= 2 and set(beats[1:]) == {""}  # one, where the first beat came soon, may still show it
 
 
 def test_a_dead_kernel_is_named(tmp_path, capsys):

@@ -515,8 +515,7 @@ def fetched(tiny_gguf, cache):
 
 def test_a_file_is_converted_once_and_answers(fetched, cache, capfd):
     folder = weights.chat_folder(fetched)
-    said = capfd.readouterr().err
-    assert "Converting tiny-chat" in said and said.rstrip().endswith("Converted tiny-chat")
+    assert "Converting tiny-chat" in capfd.readouterr().err
     assert f"{folder.name}" == f"tiny-chat-{fetched.gguf_sha256[:12]}-bf16"
     hashes = json.loads((folder / "hashes.json").read_text())
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(hashes)
