@@ -118,7 +118,8 @@ test: $(READY) ## run the tests; ARGS="tests/test_chunking.py -k spans" runs som
 # What tests/torture.log says is committed: names of files and numbers, no folder of the machine.
 torture: $(READY) ## kill 50 runs at random moments, then the fuzz tests at length: well over an hour, into tests/torture.log
 	@set -o pipefail; { $(PY) tests/torture.py --kills 50 $(ARGS) \
-		&& RAWRAG_FUZZ=10000 $(PY) -m pytest --no-header -q -o faulthandler_timeout=7200 tests/test_fuzz.py; } 2>&1 | tee tests/torture.log
+		&& RAWRAG_FUZZ=10000 $(PY) -m pytest --no-header -q -n 2 -o faulthandler_timeout=7200 \
+		tests/test_fuzz.py; } 2>&1 | tee tests/torture.log
 
 # Cell ids stay: nbstripout would number them, and every insertion would then change all that follow.
 lint: $(READY) ## check code and notebooks: rules, format, no outputs left in

@@ -105,6 +105,8 @@ def _tensors(stream):
             tensors[name] = _array(stream, "<f4", length // 4)
         if kind > 1 or len(tensors[name]) != numbers:
             raise ValueError(f"tensor {name}: {len(tensors[name])} numbers of type {kind}, not {numbers}")
+        if not np.isfinite(tensors[name]).all():
+            raise ValueError(f"tensor {name}: numbers that are not finite")
     return tensors
 
 
@@ -121,7 +123,8 @@ def _weights(blocks):
     [[0.0, 3.5], [0.5, -4.0]]
     """
     halves = np.concatenate([blocks["halves"] & 15, blocks["halves"] >> 4], axis=1)
-    return ((halves.astype(np.float32) - 8) * blocks["scale"].astype(np.float32)[:, None]).ravel()
+    with np.errstate(invalid="ignore"):  # an infinite scale, which the caller refuses
+        return ((halves.astype(np.float32) - 8) * blocks["scale"].astype(np.float32)[:, None]).ravel()
 
 
 # --------------------------------------------------------------------------------------------------------- conversion

@@ -30,7 +30,7 @@ _MINUTES = r"[0-5][0-9]:[0-5][0-9]"
 _SRT, _VTT = rf"[0-9]{{2,}}:{_MINUTES},[0-9]{{3}}", rf"(?:[0-9]{{2,}}:)?{_MINUTES}\.[0-9]{{3}}"
 _USUAL = {False: re.compile(rf"{_SRT} --> {_SRT}(?!\S)"), True: re.compile(rf"{_VTT}\s+-->\s+{_VTT}(?!\S)")}
 _SETTINGS = re.compile(r"(?:\s+[A-Za-z][A-Za-z0-9]*:\S+)*\s*")  # VTT's `align:start`, SRT's `X1:40 X2:600`
-_NUMBER = re.compile(r"\s*[0-9]{1,9}\s*")
+_NUMBER = re.compile(r"\s*[0-9]{1,9}\s*")  # strip() before int(), which takes not all that is \s
 _ASIDE = re.compile(r"\s*(?:WEBVTT|NOTE|STYLE|REGION)(?:\s|$)")
 
 
@@ -210,7 +210,7 @@ def _blocks(lines, vtt, name, note):
     for i, _ in found:
         starts.append(_start(lines, i, floor, expected, vtt))
         number = lines[starts[-1]]
-        expected = int(number) + 1 if starts[-1] < i and _NUMBER.fullmatch(number) else None
+        expected = int(number.strip()) + 1 if starts[-1] < i and _NUMBER.fullmatch(number) else None
         floor = i + 1
     readable = sum(times is not None for _, times in found)
     before = [i for i, line in enumerate(lines[: starts[0] if starts else None]) if line.strip()]
@@ -239,7 +239,7 @@ def _start(lines, i, floor, expected, vtt):
         return i
     adjacent = j == i - 1
     # A number that a blank line parts from the times may be the text of the cue above.
-    if _NUMBER.fullmatch(lines[j]) and (adjacent or floor == 0 or int(lines[j]) == expected):
+    if _NUMBER.fullmatch(lines[j]) and (adjacent or floor == 0 or int(lines[j].strip()) == expected):
         return j
     return j if vtt and adjacent and j > floor and not lines[j - 1].strip() else i
 

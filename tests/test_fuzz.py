@@ -62,6 +62,7 @@ LINE = 1000  # characters of a message: what was read is not poured out again
 KEPT = COUNT // 20 if COUNT < 1000 else 100  # inputs of each kind that are read again, to see whether memory grows
 TIMES = 3  # that each of them is read again
 GROWTH = 250_000  # bytes that all this may leave behind: some caches (of words, of patterns) are not yet full
+LONGEST = 1_000_000  # characters of a text: a mark that is repeated is longer, and twenty readers take their time
 PEAK = 250_000_000  # bytes that a single one may need on the way
 
 # -------------------------------------------------------------------------------------------------------- valid inputs
@@ -400,7 +401,7 @@ def texts(draw, valid):
     text = valid(random.Random(draw(SEEDS)))
     for number, kind, piece in draw(EDITS):
         text = edit(text, number, kind, piece)
-    return Shown(written_out(text))
+    return Shown(written_out(text)[:LONGEST])
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import struct
 
 import numpy as np
@@ -180,6 +181,8 @@ def test_a_tensor_that_lies_nowhere_is_one_line(file):
         (pack(block=64), "blocks of 64"),
         (pack(made()[0] | {"emb.type": (2, 64, bytes(256))}), "emb.type"),
         (pack(made()[0] | {"emb.type": (0, 65, bytes(256))}), "emb.type: 64 numbers of type 0, not 65"),
+        (pack(made()[0] | {"emb.type": (0, 64, struct.pack("<f", math.nan) * 64)}), "emb.type: numbers that are not"),
+        (pack(made()[0] | {"l0.fo.w": (1, 32, struct.pack("<e", math.inf) + b"\x88" * 16)}), "l0.fo.w: numbers that"),
     ],
 )
 def test_another_layout_is_one_line(file, data, reason):

@@ -439,7 +439,17 @@ def test_verdicts_and_missing_rows():
 
 
 @pytest.mark.parametrize(
-    "content", ["sample: {local: {01_tiny: [{variant: dense}]}}", "sample: {local: }", "[]", "a: ["]
+    "content",
+    [
+        "sample: {local: {01_tiny: [{variant: dense}]}}",
+        *(
+            f"sample: {{local: {{01_tiny: [{{variant: a, metric: b, category: c, value: {value}, tolerance: 0}}]}}}}"
+            for value in ("1" + "0" * 400, ".nan", "-.inf")
+        ),
+        "sample: {local: }",
+        "[]",
+        "a: [",
+    ],
 )
 def test_faults_of_expected_yaml_are_named(tmp_path, content):
     (tmp_path / "results").mkdir()

@@ -223,7 +223,7 @@ def test_missing_numbers(read):
 
 
 def test_numbers_that_repeat_skip_or_begin_elsewhere(read):
-    content = srt("One", "Two", "Three", "Four").replace("\n3\n", "\n2\n").replace("\n4\n", "\n9\n")
+    content = srt("One", "Two", "Three", "Four").replace("\n3\n", "\n\x1c2\x1f\n").replace("\n4\n", "\n9\n")
     found = read("0" + content[1:])
     assert [cue.number for cue in found.cues] == [1, 2, 3, 4]
     assert noted(found, "number twice") == {"cue 3 (line 10)": "numbered by place"}
