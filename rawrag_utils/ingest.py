@@ -14,6 +14,7 @@ import logging
 import os
 import pathlib
 import time
+import warnings
 
 from rawrag_utils import chunking, dialogue, grid, lake, lectures, models, own_form, paths
 from rawrag_utils import corpus as corpora
@@ -292,6 +293,8 @@ def _streamed(ray, found, place, settings, workers, threads, gpus):
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    # Of a folder with fewer files than workers, which is no fault.
+    warnings.filterwarnings("ignore", r"The (minimum|maximum) number of concurrent", UserWarning)
     pool, tasks = ray.data.ActorPoolStrategy(size=workers), ray.data.TaskPoolStrategy(size=workers)
     # Reading asks for no processor of its own: workers hold them all, and nothing would ever be read.
     rows = ray.data.from_items([{"path": p, "source": s} for p, s in found]).flat_map(
