@@ -86,8 +86,9 @@ _LEADING = re.compile(
     rf"^(?:{_NUMBER}|\*{{0,2}}(?:(?:{_LABELS})\s?)+\d* ?\*{{0,2}} ?[:\uff1a]\s*\*{{0,2}})+", re.IGNORECASE
 )
 
+# *+ gives nothing back: a rule of dashes before other words can be split in more ways than can ever be tried.
 _NOTED = re.compile(
-    rf"(?:{_NUMBER})*\*{{0,2}}(summary|question|摘要|問題|问题)[\s\d*]*[:\uff1a][\s*]*(\S.*)", re.IGNORECASE
+    rf"(?:{_NUMBER})*+\*{{0,2}}(summary|question|摘要|問題|问题)[\s\d*]*[:\uff1a][\s*]*(\S.*)", re.IGNORECASE
 )
 
 

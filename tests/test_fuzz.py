@@ -22,6 +22,7 @@ import numpy as np
 import openai
 import pytest
 import test_packed
+import test_prompts
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -530,8 +531,7 @@ def read_record(folder, raw):
     assert findings.overview(runs).shape[0] == len(runs) == sum(bool(list(report.facts(r.record))) for r in runs)
 
 
-READERS = (prompts.chat_lines, prompts.short_answer, prompts.cited_answer, prompts.declines, prompts.passage)
-READERS += (prompts.note, prompts.route, prompts.verdict, prompts.variants, prompts.fenced, queries.without_dates)
+READERS = (*test_prompts.READERS, queries.without_dates)
 QUESTIONS = [
     corpora.Question(f"c#{i}", "c", text, gold, "temporal", (), ())
     for i, (text, gold) in enumerate((("When did the kiln fire?", "7 May 2023"), ("Who sings?", "Nora, Tobias")))

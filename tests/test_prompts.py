@@ -487,6 +487,10 @@ def test_a_json_list_is_read_as_it_is(texts):
     assert prompts.variants(json.dumps(texts, ensure_ascii=False), 99) == kept
 
 
+READERS = (prompts.chat_lines, prompts.short_answer, prompts.cited_answer, prompts.declines, prompts.passage)
+READERS += (prompts.note, prompts.route, prompts.verdict, prompts.variants, prompts.fenced)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -499,10 +503,12 @@ def test_a_json_list_is_read_as_it_is(texts):
         "[" * 5_000 + "]" * 5_000,
         '["a", ' * 1_500,
         "Maya " * 2_000,
+        "#" * 10_000 + "x",
+        "[1] " * 2_500 + "x",
     ],
     ids=lambda text: repr(text[:12]),
 )
 def test_ten_thousand_characters_are_read_soon(text):
     """Each within the seconds that the test may take: nothing here grows with the square of the length."""
-    for read in (prompts.variants, prompts.chat_lines, prompts.passage, prompts.route, prompts.verdict, prompts.fenced):
+    for read in READERS:
         read(text)
