@@ -63,7 +63,7 @@ LINE = 1000  # characters of a message: what was read is not poured out again
 KEPT = COUNT // 20 if COUNT < 1000 else 100  # inputs of each kind that are read again, to see whether memory grows
 TIMES = 3  # that each of them is read again
 GROWTH = 250_000  # bytes that all this may leave behind: some caches (of words, of patterns) are not yet full
-LONGEST = 1_000_000  # characters of a text: a mark that is repeated is longer, and twenty readers take their time
+LONGEST = 131_072  # characters of a text, all that Linux lets an argument have; no model writes as many
 PEAK = 250_000_000  # bytes that a single one may need on the way
 
 # -------------------------------------------------------------------------------------------------------- valid inputs
