@@ -118,6 +118,7 @@ test: $(READY) ## run the tests; ARGS="tests/test_chunking.py -k spans" runs som
 # What tests/torture.log says is committed: names of files and numbers, no folder of the machine.
 torture: $(READY) ## kill 50 runs at random moments, fuzz at length, an hour in all, into tests/torture.log
 	@set -o pipefail; { $(PY) tests/torture.py --kills 50 $(ARGS) \
+		&& echo "10,000 damaged inputs of each kind:" \
 		&& RAWRAG_FUZZ=10000 $(PY) -m pytest --no-header -q -n 2 -o faulthandler_timeout=7200 \
 		tests/test_fuzz.py; } 2>&1 | tee tests/torture.log
 
