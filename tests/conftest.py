@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import time
 import zlib
 
@@ -14,10 +16,12 @@ import browser
 import huggingface_hub.constants
 import numpy as np
 import pytest
+import servers
+import torture
 from hypothesis import Phase, settings
 
 from rawrag_utils import desk as desks
-from rawrag_utils import models, rerankers, results
+from rawrag_utils import models, paths, rerankers, results
 
 # For `mutmut run`: a planted fault is found or not, its smallest example is of no interest and takes a minute.
 settings.register_profile("mutation", deadline=None, database=None, phases=[Phase.explicit, Phase.generate])
@@ -84,6 +88,27 @@ def finished_run(tmp_path, monkeypatch):
         return folder
 
     return make
+
+
+@pytest.fixture
+def run_stub(tmp_path):
+    """A function that runs a notebook with `parameters` and a pretended chat model, into `<tmp_path>/runs/`.
+
+    For tests that ask whether all runs through: a real model takes minutes to write what they do not look at. Runs in a
+    copy of the checkout with the profile `stub`; returns the finished process. Retrieval has the models of `local`.
+    """
+    with servers.serving(servers.pretended) as server:
+        copy = torture.checkout(tmp_path / "checkout", {})
+        place = torture.Place(copy, tmp_path, f"http://127.0.0.1:{server.server_port}/v1")
+        (tmp_path / "tmp").mkdir()
+        environment = place.environment | {"RAWRAG_CACHE": str(paths.cache_root())}
+
+        def run(notebook, parameters):
+            words = [str(word) for item in parameters.items() for word in ("-p", *item)]
+            command = [sys.executable, "-m", "rawrag_utils.run", notebook, "-p", "PROFILE", "stub", *words]
+            return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=300)
+
+        yield run
 
 
 # A browser. What is skipped where there is none fails where everything is to be tested.

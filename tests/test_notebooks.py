@@ -86,24 +86,39 @@ LITTLE = {"ANSWERS": 2, "VARIANTS": 2, "GOLDS": 4, "FULL": "true"}
 TALKS = [p for p in NOTEBOOKS if "DATASET" in results.declared(p) and "SUBTITLES" not in results.declared(p)]
 
 
-@pytest.mark.parametrize("path", TALKS, ids=lambda p: p.stem)
-@pytest.mark.parametrize("content", [longmemeval(), own()], ids=["longmemeval", "own"])
-def test_notebook_runs_unchanged_on_other_data(path, content, tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("RAWRAG_RUNS", str(tmp_path / "runs"))
-    data = tmp_path / "my talk.json"
-    data.write_text(json.dumps(content), encoding="utf-8")
-    # A language model a third of the size, asked little: what is tested is that all runs through.
-    declared = results.declared(path)
-    profile = "small" if "DRY_RUN" in declared else "local"
-    given = {"DATASET": data, "PROFILE": profile} | {name: value for name, value in LITTLE.items() if name in declared}
-    words = [str(word) for item in given.items() for word in ("-p", *item)]
-    assert run.main([path.stem, *words]) == 0, capfd.readouterr().err
+def look_at_the_run(tmp_path, path, profile):
+    """The one run of a notebook on `my talk.json` left what its readers look for."""
     (folder,) = (tmp_path / "runs" / "my_talk" / profile).iterdir()
     table = results.read_table(folder / f"{path.stem}.csv")
     assert "all" in set(table["category"]) and table["value"].notna().all()
-    assert ("full" in set(table["variant"])) == ("FULL" in declared)
+    assert ("full" in set(table["variant"])) == ("FULL" in results.declared(path))
     record = results.read_run(folder / f"{path.stem}.run.json")
     assert record["data"]["file"] == "my talk.json"
+
+
+def given_to(path, tmp_path, content):
+    """Parameters for a run on `content`, which becomes a file."""
+    data = tmp_path / "my talk.json"
+    data.write_text(json.dumps(content), encoding="utf-8")
+    return {"DATASET": data} | {name: value for name, value in LITTLE.items() if name in results.declared(path)}
+
+
+@pytest.mark.parametrize("path", TALKS, ids=lambda p: p.stem)
+def test_notebook_runs_unchanged_on_own_data(path, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("RAWRAG_RUNS", str(tmp_path / "runs"))
+    # A language model a third of the size, asked little: what is tested is that all runs through.
+    profile = "small" if "DRY_RUN" in results.declared(path) else "local"
+    given = given_to(path, tmp_path, own()) | {"PROFILE": profile}
+    words = [str(word) for item in given.items() for word in ("-p", *item)]
+    assert run.main([path.stem, *words]) == 0, capfd.readouterr().err
+    look_at_the_run(tmp_path, path, profile)
+
+
+@pytest.mark.parametrize("path", TALKS, ids=lambda p: p.stem)
+def test_notebook_runs_unchanged_on_files_of_longmemeval(path, tmp_path, run_stub):
+    done = run_stub(path.stem, given_to(path, tmp_path, longmemeval()))
+    assert done.returncode == 0, done.stderr
+    look_at_the_run(tmp_path, path, "stub")
 
 
 def test_the_inspector_runs_headlessly_and_its_page_runs_nothing(tmp_path, monkeypatch, capfd):

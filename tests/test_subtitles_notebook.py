@@ -48,8 +48,10 @@ def test_an_own_file_is_asked_and_the_answer_has_its_times(tmp_path, capfd):
     assert cited == "nothing" or all(re.fullmatch(r"\d\d:\d\d~\d\d:\d\d", one) for one in cited.split(", "))
 
 
-def test_a_folder_with_questions_is_measured(tmp_path, capfd):
-    talk(tmp_path)
+def test_a_folder_with_questions_is_measured(tmp_path, run_stub):
+    lectures = tmp_path / "lectures"
+    lectures.mkdir()
+    talk(lectures)
     rows = [
         ("What did Nora buy?", "factual", 1),
         ("Why do glazes crack?", "conceptual", 3),
@@ -66,9 +68,10 @@ def test_a_folder_with_questions_is_measured(tmp_path, capfd):
         }
         for i, (text, kind, at) in enumerate(rows)
     ]
-    (tmp_path / "questions.json").write_text(json.dumps({"questions": questions}))
-    assert ask(tmp_path, ANSWERS="1") == 0, capfd.readouterr().err
-    (folder,) = (tmp_path / "runs" / "lectures" / "small").iterdir()
+    (lectures / "questions.json").write_text(json.dumps({"questions": questions}))
+    done = run_stub("08_subtitles", {"SUBTITLES": lectures, "ANSWERS": 1})
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs" / "lectures" / "stub").iterdir()
     table = results.read_table(folder / "08_subtitles.csv")
     found = table[(table["metric"] == "recall@180s") & (table["category"] == "all")].set_index("variant")["value"]
     assert found["multisize"] == 1.0 and "router|rerank" in found and "rrf|INDEX=questions" in found
