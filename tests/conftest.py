@@ -90,6 +90,11 @@ def finished_run(tmp_path, monkeypatch):
     return make
 
 
+def options(parameters):
+    """`parameters` as the words of a command line: -p NAME VALUE for each."""
+    return [str(word) for item in parameters.items() for word in ("-p", *item)]
+
+
 @pytest.fixture
 def run_stub(tmp_path):
     """A function that runs a notebook with `parameters` and a pretended chat model, into `<tmp_path>/runs/`.
@@ -104,8 +109,8 @@ def run_stub(tmp_path):
         environment = place.environment | {"RAWRAG_CACHE": str(paths.cache_root())}
 
         def run(notebook, parameters):
-            words = [str(word) for item in parameters.items() for word in ("-p", *item)]
-            command = [sys.executable, "-m", "rawrag_utils.run", notebook, "-p", "PROFILE", "stub", *words]
+            words = options({"PROFILE": "stub", **parameters})
+            command = [sys.executable, "-m", "rawrag_utils.run", notebook, *words]
             return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=300)
 
         yield run

@@ -4,6 +4,7 @@ import json
 import os
 import re
 
+import conftest
 import nbformat
 import pytest
 
@@ -109,8 +110,7 @@ def test_notebook_runs_unchanged_on_own_data(path, tmp_path, monkeypatch, capfd)
     # A language model a third of the size, asked little: what is tested is that all runs through.
     profile = "small" if "DRY_RUN" in results.declared(path) else "local"
     given = given_to(path, tmp_path, own()) | {"PROFILE": profile}
-    words = [str(word) for item in given.items() for word in ("-p", *item)]
-    assert run.main([path.stem, *words]) == 0, capfd.readouterr().err
+    assert run.main([path.stem, *conftest.options(given)]) == 0, capfd.readouterr().err
     look_at_the_run(tmp_path, path, profile)
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 
+import conftest
 import pytest
 
 from rawrag_utils import results, run, subtitles
@@ -33,8 +34,8 @@ def runs(tmp_path, monkeypatch):
 
 
 def ask(subtitles_path, **parameters):
-    given = {"SUBTITLES": str(subtitles_path), "PROFILE": "small", **parameters}
-    return run.main(["08_subtitles", *(word for name, value in given.items() for word in ("-p", name, value))])
+    given = {"SUBTITLES": subtitles_path, "PROFILE": "small", **parameters}
+    return run.main(["08_subtitles", *conftest.options(given)])
 
 
 def test_an_own_file_is_asked_and_the_answer_has_its_times(tmp_path, capfd):
